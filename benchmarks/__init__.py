@@ -8,8 +8,8 @@ measured: a benchmark without its data or its hardware raises :class:`NotRun`, a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -27,6 +27,7 @@ class Result:
         rows: Cells, as they are to be read, units included.
         notes: How it was measured and against what; one paragraph each.
         checks: Each bar, and whether it held; None where it was not run.
+        figures: The same as numbers, for ``--json``; empty where only the table says them.
     """
 
     title: str
@@ -34,6 +35,17 @@ class Result:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     checks: Sequence[tuple[str, bool | None]] = ()
+    figures: Mapping[str, object] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON-ready."""
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "checks": [{"bar": bar, "held": held} for bar, held in self.checks],
+            "figures": dict(self.figures),
+        }
 
     @property
     def missed(self) -> bool:

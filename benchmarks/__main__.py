@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m benchmarks [--write] [NAME…]``.
+"""Run benchmarks: ``python -m benchmarks [--write] [--json FILE] [NAME…]``.
 
 The exit code is 0 if every bar was run and holds, 1 if a bar was missed, 2 for an unknown name, and 3 if no bar was
 missed but a benchmark, or a bar, was not run.
@@ -7,6 +7,7 @@ missed but a benchmark, or a bar, was not run.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pkgutil
 import platform
@@ -61,6 +62,7 @@ def write(name: str, text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the benchmarks named, or all; the exit code."""
+    arguments, out = _without_json(arguments)
     known, wanted = names(), [argument for argument in arguments if not argument.startswith("--")]
     if "--live" in arguments:
         wanted = [name if name.endswith("_live") else f"{name}_live" for name in wanted]
@@ -69,6 +71,7 @@ def main(arguments: list[str]) -> int:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
     missed, complete = False, True
+    figures: dict[str, object] = {}
     for name in wanted or known:
         on = machine()
         try:
@@ -79,11 +82,24 @@ def main(arguments: list[str]) -> int:
             continue
         text = section(name, result, on)
         print(text, flush=True)
+        figures[name] = result.as_dict()
         if "--write" in arguments and result.complete:
             write(name, text)
         missed |= result.missed
         complete &= result.complete
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1) + "\n")
     return 1 if missed else 0 if complete else 3
+
+
+def _without_json(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """The arguments without ``--json FILE``, and the file."""
+    if "--json" not in arguments:
+        return arguments, None
+    at = arguments.index("--json")
+    if at + 1 == len(arguments):
+        sys.exit("--json needs a file: python -m benchmarks NAME --json FILE")
+    return [*arguments[:at], *arguments[at + 2 :]], Path(arguments[at + 1])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,20 @@ from pydantic import Field, model_validator
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Bytes, BytesPerSecond, PerSecond, Ratio, Seconds, UsdPerHour, Watts
+from joulery.config.parsing.quantity import (
+    Bytes,
+    BytesPerSecond,
+    GramsPerKwhAboveZero,
+    PerSecond,
+    Ratio,
+    Seconds,
+    UsdPerHour,
+    Watts,
+)
 from joulery.config.parsing.section import InputFile, Name, Section, Text
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A number from 0."""
 
 
 class GpuConfig(Section):
@@ -32,11 +44,15 @@ class GpuConfig(Section):
     idle_w: Watts | None = Field(alias="idle", default=None)
     """For preset columns: power of an idle GPU, such as 37.6 W; from its services' costs when left out."""
     host_w: Watts = Field(alias="host", default=0.0)
-    """Host power charged to one GPU, such as 120 W; it moves the optimum."""
+    """For joint and language: watts of the host for each powered GPU, such as 60 W; they move the optimum."""
     speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0
     """For preset columns: its speed relative to the GPU on which the services' costs were measured."""
     clocks: Annotated[int, Field(ge=1, le=16)] = 1
-    """For columns: how many clocks to choose among, from the highest down to where the voltage stops falling."""
+    """For columns and joint: how many clocks to choose among, from the highest down to where the voltage stops
+    falling."""
+    truth: Name | None = None
+    """For preset joint: coefficients of the catalog that the simulation judging a plan behaves by; those of its
+    profile when left out."""
 
 
 class PipelinesSection(Section):
@@ -161,14 +177,38 @@ class LanguagePlanSection(Section):
         return self
 
 
+class ObjectiveWeights(Section):
+    """What a plan minimises, in dollars an hour: the sum of what each is worth."""
+
+    energy: NotNegative = 0.0
+    """Dollars a kilowatt-hour."""
+    carbon: NotNegative = 0.0
+    """Dollars a kilogram of CO2."""
+    cost: NotNegative = 0.0
+    """Dollars a dollar of rent: 1, or 0 to leave the rent out."""
+
+
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
     ALIASES: ClassVar = {"lasts": "duration"}
-    preset: Literal["best", "igniter", "muserve", "columns", "clover", "language"] = "best"
+    preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint", "language"] = "best"
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
-    search for the same; language: language models alone, as without services."""
+    search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
+    dollars, with a bound; language: language models alone, as without services."""
+    objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
+    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
+    weights: ObjectiveWeights | None = None
+    """For joint with objective weights: what energy, carbon and rent are worth."""
+    g_per_kwh: GramsPerKwhAboveZero | None = Field(alias="intensity", default=None)
+    """For joint: carbon intensity to plan for, such as 300 g/kWh; needed for grams, none is assumed."""
+    pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0
+    """For joint: watts of the site for each watt of GPUs and hosts."""
+    power_cap_w: Watts | None = Field(alias="power_cap", default=None)
+    """For joint: watts of all GPUs and hosts, at most."""
+    judge: bool = True
+    """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")

@@ -273,6 +273,15 @@ class AuditConfig(Section):
 PolicyConfig = Annotated[CloverPolicy | FixedPolicy | SplitPolicy, Field(discriminator="kind")]
 
 
+class PlannedVariantConfig(Section):
+    """One model of several that can answer a service, for preset joint."""
+
+    model: Name
+    """Its name in the profiles of the fleet's GPUs."""
+    accuracy_ratio: Ratio = Field(alias="accuracy")
+    """Its quality, from your own evaluation or a citation, such as 76.1 %; joulery knows none."""
+
+
 class ServiceConfig(Section):
     """One service: a family of models behind one queue."""
 
@@ -284,6 +293,8 @@ class ServiceConfig(Section):
     """The models that can answer; needed to run the service."""
     model: Name | None = None
     """Its model in the profiles of the fleet's GPUs, for joulery plan; the name of its only variant when left out."""
+    variants: tuple[PlannedVariantConfig, ...] = ()
+    """Instead of model, for preset joint: the models to choose among; minimum_accuracy is kept over all answers."""
     slo: SloConfig
     """Service-level objective."""
     rate_rps: PerSecond | None = Field(alias="rate", default=None)
@@ -339,8 +350,9 @@ class ServiceConfig(Section):
         self._group_is_not_empty()
         if self.load is not None and self.load.service not in (None, self.name):
             raise problem("the load of a service goes to that service", expected=self.name, at=("load", "service"))
+        self._variants_fit()
         if self.family_config is None:
-            if self.model is None:
+            if self.model is None and not self.variants:
                 raise problem("needs a family of models to run, or a model to plan with", expected="family or model")
             return self
         if self.concurrency is not None and not self.family.is_upstream:
@@ -356,6 +368,16 @@ class ServiceConfig(Section):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         self._split_can_be_met()
         return self
+
+    def _variants_fit(self) -> None:
+        if not self.variants:
+            return
+        if self.model is not None:
+            raise problem("has a model and variants", expected="one of them", at=("variants",))
+        unique([each.model for each in self.variants], ("variants",))
+        best = max(each.accuracy_ratio for each in self.variants)
+        if self.minimum_accuracy_ratio > best:
+            raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
 
     def _split_can_be_met(self) -> None:
         """A split is among the service's variants, and as accurate as asked for."""

@@ -2,8 +2,8 @@
 
 ``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
 pipeline stages, with a clock a GPU), ``layouts`` (variants on MIG slices) or ``language`` (replicas of language
-models). Every kind has ``policy``, ``quality``,
-``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``.
+models). Every kind has ``policy``, ``quality``, ``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``,
+``optimal`` and ``binding``. A plan of shares of preset ``joint`` adds its objective, power and certificate.
 :mod:`joulery.store.plans` reads them.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from joulery.domain.gpu.language_plan import LanguagePlan, LanguageReplicas
 from joulery.domain.gpu.layout_plan import LayoutPlan
+from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
@@ -76,11 +77,11 @@ def _head(plan: Plan, kind: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _violation(each: Violation) -> dict[str, Any]:
-    return {**dataclasses.asdict(each), "predicted": _finite(each.predicted)}
+    return {**dataclasses.asdict(each), "predicted": finite(each.predicted)}
 
 
 def _binding(found: Binding | None) -> dict[str, Any] | None:
-    return None if found is None else {**found._asdict(), "slack_ratio": _finite(found.slack_ratio)}
+    return None if found is None else {**found._asdict(), "slack_ratio": finite(found.slack_ratio)}
 
 
 def _share_and_batch(found: tuple[float, int] | None) -> dict[str, Any] | None:
@@ -100,17 +101,19 @@ def _compared(plan: Plan) -> dict[str, Any]:
         return {"policy": plan.policy, "gpus": plan.gpus, "cost_w": plan.power_w, "violations": 0}
     if isinstance(plan, LayoutPlan):
         return {"policy": plan.policy, "gpus": plan.gpus_on, "cost_w": plan.cost_w, "violations": 0}
+    certificate = plan.certificate
     return {
         "policy": plan.policy,
         "gpus": len(plan.gpus),
         "cost_usd_per_hour": round(plan.usd_per_hour, 6),
+        **({} if certificate is None else {"value": certificate.value, "power_w": certificate.power_w}),
         "share_ratio": round(math.fsum(gpu.share_ratio for gpu in plan.gpus), 9),
         "violations": len(plan.violations),
         "violating": sorted({each.workload for each in plan.violations}),
     }
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """A number; null for infinity and NaN, which JSON lacks."""
     return value if math.isfinite(value) else None
 
@@ -128,13 +131,60 @@ def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
             "relaxed_cost_usd_per_hour": round(bound.relaxed_usd_per_hour, 6),
             "method": bound.method,
         },
-        "gap_ratio": _finite(plan.gap_ratio),
+        "gap_ratio": finite(plan.gap_ratio),
         "optimal": plan.optimal,
         "binding": _binding(plan.binding),
+        **({} if plan.certificate is None else _optimum_document(plan.certificate, len(plan.gpus))),
+    }
+
+
+def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]:
+    """The keys that a joint plan adds to a plan of shares; ``bound`` replaces its bound.
+
+    A checker of the bound needs nothing else. A request a second of a service's variant on a GPU type at a clock is
+    worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
+    GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
+    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound.
+    """
+    objective = certificate.objective
+    return {
+        "objective": objective.name,
+        "objective_unit": objective.unit,
+        "value": certificate.value,
+        "bound": {
+            "value": certificate.bound,
+            "gap_ratio": certificate.gap_ratio,
+            "unit": objective.unit,
+            "method": certificate.method,
+        },
+        "power_w": certificate.power_w,
+        "carbon_g_per_hour": objective.carbon_g_per_hour(certificate.power_w, gpus),
+        "certificate": {
+            "per_w": objective.per_w,
+            "per_usd": objective.per_usd,
+            "per_gpu": objective.per_gpu,
+            "g_per_kwh": objective.g_per_kwh,
+            "pue": objective.pue,
+            "embodied_g_per_hour": objective.embodied_g_per_hour,
+            "demand_price": dict(certificate.demand_price),
+            "accuracy_price": dict(certificate.accuracy_price),
+            "pool_price": dict(certificate.pool_price),
+            "power_price": certificate.power_price,
+            "rates_rps": dict(certificate.rates_rps),
+            "floors_ratio": dict(certificate.floors_ratio),
+            "available": dict(certificate.available),
+            "power_cap_w": certificate.power_cap_w,
+            "costs": [{**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.costs],
+            "columns": [
+                {**each._asdict(), "instances": [one._asdict() for one in each.instances]}
+                for each in certificate.patterns
+            ],
+        },
     }
 
 
 def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
+    mode = "whole" if len(gpu.instances) == 1 and gpu.share_ratio >= 1 else "mps"
     return {
         "type": gpu.type,
         "usd_per_hour": gpu.usd_per_hour,
@@ -143,7 +193,27 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "frequency_max_mhz": gpu.clock_max_mhz,
         "power_w": gpu.power_w,
         "power_demand_w": gpu.demand_w,
-        "instances": [_instance_document(each) for each in gpu.instances],
+        **({} if gpu.clock_set_mhz is None else {"mode": mode, "clock_mhz": gpu.clock_set_mhz}),
+        **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
+        "instances": [
+            _instance_document(each)
+            if gpu.clock_set_mhz is None
+            else {**_instance_document(each), **_chosen_document(each, mode, gpu.clock_set_mhz)}
+            for each in gpu.instances
+        ],
+    }
+
+
+def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:
+    """What a joint plan has chosen for an instance, and the watts it adds."""
+    return {
+        "variant": each.model,
+        "mode": mode,
+        "clock_mhz": clock_mhz,
+        "accuracy_ratio": finite(each.accuracy_ratio),
+        "overhead_w": finite(each.overhead_w),
+        "requests_w": finite(each.requests_w),
+        "provided_rps": finite(each.provided_rps),
     }
 
 
@@ -157,18 +227,18 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "rate_rps": each.rate_rps,
         "share_ratio": round(each.share_ratio, 9),
         "batch": each.batch,
-        "max_delay_s": _finite(each.max_delay_s),
-        "latency_s": _finite(each.latency_s),
+        "max_delay_s": finite(each.max_delay_s),
+        "latency_s": finite(each.latency_s),
         "latency_parts_s": {
             "load": parts.load_s,
             "schedule": parts.schedule_s,
             "active": parts.active_s,
-            "throttle": _finite(parts.throttle_s),
+            "throttle": finite(parts.throttle_s),
             "feedback": parts.feedback_s,
         },
-        "wait_s": _finite(each.wait_s),
+        "wait_s": finite(each.wait_s),
         "limit_s": each.limit_s,
-        "slack_s": _finite(each.slack_s),
+        "slack_s": finite(each.slack_s),
         "throughput_rps": each.throughput_rps,
         "slo_s": each.slo_s,
     }
@@ -217,9 +287,9 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
         "replica": part.replica,
         "replicas": part.replicas,
         "rate_rps": part.rate_rps,
-        "latency_s": _finite(service.latency_s),
+        "latency_s": finite(service.latency_s),
         "slo_s": service.slo_s,
-        "slack_s": _finite(service.slo_s - service.latency_s),
+        "slack_s": finite(service.slo_s - service.latency_s),
         "stage": part.stage,
         "stages": part.stages,
         "shard": part.shard,
@@ -233,7 +303,7 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
 
 def _stages_service_document(each: PlannedService) -> dict[str, Any]:
     document = dataclasses.asdict(each)
-    return {**document, "latency_s": _finite(each.latency_s), "promised_ratio": each.required_ratio}
+    return {**document, "latency_s": finite(each.latency_s), "promised_ratio": each.required_ratio}
 
 
 def _layouts_document(plan: LayoutPlan) -> dict[str, Any]:
@@ -308,7 +378,7 @@ def _language_document(plan: LanguagePlan) -> dict[str, Any]:
         "services": [_replicas_document(each) for each in plan.replicas],
         "alternatives": [each._asdict() for each in plan.alternatives],
         "violations": [
-            {"workload": each.service, "what": name, "predicted": _finite(seconds), "allowed": part.limit_s}
+            {"workload": each.service, "what": name, "predicted": finite(seconds), "allowed": part.limit_s}
             for each in plan.violations
             for name, seconds in each.simulated_s
             for part in each.parts

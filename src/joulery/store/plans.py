@@ -22,6 +22,13 @@ from joulery.domain.gpu.layout_plan import (
     PlannedLayout,
     PoolOfSize,
 )
+from joulery.domain.gpu.optimum import (
+    CertifiedCost,
+    CertifiedInstance,
+    CertifiedPattern,
+    PlanCertificate,
+    PlanObjective,
+)
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
 from joulery.domain.gpu.plan_change import RunningGpu, RunningProcess
 from joulery.domain.gpu.provisioning import (
@@ -185,14 +192,59 @@ def _known(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
+def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
+    """The certificate of a joint plan; None for plans of other policies."""
+    if "certificate" not in document:
+        return None
+    known, bound = document["certificate"], document["bound"]
+    objective = PlanObjective(
+        str(document["objective"]),
+        str(document["objective_unit"]),
+        float(known["per_w"]),
+        float(known["per_usd"]),
+        known["g_per_kwh"],
+        float(known["pue"]),
+        float(known["embodied_g_per_hour"]),
+        float(known["per_gpu"]),
+    )
+    return PlanCertificate(
+        objective=objective,
+        value=float(document["value"]),
+        bound=float(bound["value"]),
+        method=str(bound["method"]),
+        optimal=bool(document["optimal"]),
+        power_w=float(document["power_w"]),
+        demand_price=dict(known["demand_price"]),
+        accuracy_price=dict(known["accuracy_price"]),
+        pool_price=dict(known["pool_price"]),
+        power_price=float(known["power_price"]),
+        rates_rps=dict(known["rates_rps"]),
+        floors_ratio=dict(known["floors_ratio"]),
+        available=dict(known["available"]),
+        power_cap_w=known["power_cap_w"],
+        costs=tuple(
+            CertifiedCost(**{**each, "accuracy_ratio": _or_nan(each["accuracy_ratio"])}) for each in known["costs"]
+        ),
+        patterns=tuple(
+            CertifiedPattern(**{**each, "instances": tuple(CertifiedInstance(**one) for one in each["instances"])})
+            for each in known["columns"]
+        ),
+    )
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _shares_plan(document: Mapping[str, Any]) -> ProvisionPlan:
-    bound = document["bound"]
+    bound, certificate = document["bound"], _certificate(document)
     return ProvisionPlan(
         policy=str(document["policy"]),
         gpus=tuple(_shares_gpu(gpu) for gpu in document["gpus"]),
         violations=_violations(document),
+        certificate=certificate,
         bound=None
-        if bound is None
+        if bound is None or certificate is not None
         else PlanBound(
             bound["gpus"], bound["cost_usd_per_hour"], bound["relaxed_cost_usd_per_hour"], str(bound["method"])
         ),
@@ -209,6 +261,9 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         demand_w=float(gpu["power_demand_w"]),
         power_w=float(gpu["power_w"]),
         instances=tuple(_instance(each) for each in gpu["instances"]),
+        clock_set_mhz=None if gpu.get("clock_mhz") is None else float(gpu["clock_mhz"]),
+        idle_w=_or_nan(gpu.get("idle_w")),
+        host_w=_or_nan(gpu.get("host_w")),
     )
 
 
@@ -227,6 +282,7 @@ def _instance(each: Mapping[str, Any]) -> PlannedInstance:
         limit_s=float(each["limit_s"]),
         throughput_rps=float(each["throughput_rps"]),
         slo_s=float(each["slo_s"]),
+        **{name: _or_nan(each.get(name)) for name in ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")},
     )
 
 

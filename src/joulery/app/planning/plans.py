@@ -22,7 +22,8 @@ from joulery.policies.placement.provisioning.planner import (
 )
 from joulery.policies.placement.provisioning.planner import SeriesPlan as SeriesPlan
 from joulery.policies.placement.provisioning.replan import difference, running_of
-from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of
+from joulery.sim.placement.plan_judge import PlanVerdict
+from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
 from joulery.store.plans import read_plan
 
 SERIES_SCHEMA = "joulery.plan-series/1"
@@ -41,7 +42,9 @@ class PlanOptions:
         running: Plan file of what runs now.
         follow: Keep the running plan's processes where they are, as far as SLOs allow.
         max_migrations: Processes that ``follow`` may migrate to release GPUs.
-        g_per_kwh: Carbon intensity for layouts; the services' own when None.
+        g_per_kwh: Carbon intensity for layouts and joint plans; the site's own when None.
+        objective: What a joint plan minimises; the site's when None.
+        lock: Knobs that a joint plan leaves alone.
     """
 
     preset: str | None = None
@@ -50,6 +53,8 @@ class PlanOptions:
     follow: bool = False
     max_migrations: int = 0
     g_per_kwh: float | None = None
+    objective: str | None = None
+    lock: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +65,20 @@ class SitePlan:
         plan: The plan.
         others: Plans of the policies to compare with.
         difference: What changes against the running plan; None without one.
-        margin_ratio: Safety margin that preset best kept on latencies and demands; None for other kinds of plan.
+        margin_ratio: Safety margin that presets best and joint kept on latencies and demands; None for others.
+        verdict: What a simulation saw of a joint plan; None where none was run.
     """
 
     plan: Plan
     others: tuple[Plan, ...] = ()
     difference: PlanDifference | None = None
     margin_ratio: float | None = None
+    verdict: PlanVerdict | None = None
 
     @property
     def violates(self) -> bool:
-        """Whether the plan is predicted to violate an SLO."""
-        return bool(getattr(self.plan, "violations", ()))
+        """Whether the plan is predicted, or was simulated, to violate an SLO."""
+        return bool(getattr(self.plan, "violations", ())) or bool(self.verdict is not None and self.verdict.violated)
 
     def document(self) -> dict[str, Any]:
         """All of it as one JSON object."""
@@ -82,6 +89,14 @@ class SitePlan:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
             document["difference"] = difference_document(self.difference)
+        if self.verdict is not None:
+            document["simulation"] = {
+                "truth": self.verdict.truth,
+                "seeds": self.verdict.seeds,
+                "power_w": self.verdict.power_w,
+                "tail_ratio": {name: finite(ratio) for name, ratio in self.verdict.tail_ratio.items()},
+                "violations": list(self.verdict.violated),
+            }
         return document
 
 
@@ -99,13 +114,13 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """
     options = options or PlanOptions()
     preset = options.preset or _preset_of(site)
+    if preset == "joint":
+        return _plan_jointly(site, options)
+    if options.lock or options.objective is not None:
+        flag = "--lock" if options.lock else "--objective"
+        raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
     if preset == LANGUAGE_PRESET:
-        for flag, given in (("--compare", options.compare), ("--running", options.running)):
-            if given:
-                raise ConfigError(f"plans of language models take no {flag}", pointer=flag, hint="leave it out")
-        from joulery.app.planning.language import plan_language_models
-
-        return SitePlan(plan_language_models(site, options.g_per_kwh))
+        return _plan_language_models(site, options)
     if preset in LAYOUT_PRESETS:
         for flag, given in (("--compare", options.compare), ("--running", options.running)):
             if given:
@@ -206,3 +221,34 @@ def _plan_shares(request: ShareRequest, preset: str, options: PlanOptions) -> Si
     changes = None if old is None else difference(old, running_of(plan.gpus))
     margin = request.rules.margin_ratio if plan.policy in ("best", "follow") else None
     return SitePlan(plan, _others(plan, options, make), changes, margin)
+
+
+def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
+    """A plan of preset joint.
+
+    Raises:
+        ConfigError: A flag or section does not go with it.
+        InfeasibleError: No plan is within the SLOs.
+    """
+    from joulery.app.planning.joint import plan_joint_site
+
+    if options.running is not None or site.plan.pipelines is not None:
+        at = "--running" if options.running is not None else "plan.pipelines"
+        raise ConfigError("preset joint plans shares of GPUs afresh", pointer=at, hint="plan with preset best")
+    joint = plan_joint_site(site, options.objective, options.g_per_kwh, options.lock, options.compare)
+    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict)
+
+
+def _plan_language_models(site: Site, options: PlanOptions) -> SitePlan:
+    """A plan of language models.
+
+    Raises:
+        ConfigError: A flag does not go with it.
+        InfeasibleError: No plan is within the SLOs.
+    """
+    from joulery.app.planning.language import plan_language_models
+
+    for flag, given in (("--compare", options.compare), ("--running", options.running)):
+        if given:
+            raise ConfigError(f"plans of language models take no {flag}", pointer=flag, hint="leave it out")
+    return SitePlan(plan_language_models(site, options.g_per_kwh))

@@ -60,7 +60,7 @@ def share_request(site: Site) -> ShareRequest:
         )
     plan = site.plan
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
-    types = tuple(_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
+    types = tuple(gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
     margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
     rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
     return ShareRequest(workloads, types, rules, plan.preset)
@@ -162,7 +162,13 @@ def arrivals_of(config: PlannedArrivals, slo_s: float) -> Arrivals:
     return Arrivals()
 
 
-def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
+def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
+    """The GPU type a site lists, with its coefficients.
+
+    Raises:
+        ConfigError: It has two profiles, or none that the catalog knows.
+        DataError: Its profile file cannot be used.
+    """
     pointer = f"fleet.gpus.{index}"
     if gpu.profile is not None and gpu.profile_file is not None:
         raise ConfigError("a GPU has one profile: from the catalog or from a file", pointer=pointer)

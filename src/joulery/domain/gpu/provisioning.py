@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.quality import Quality
 from joulery.domain.serving.service import Slo
 
@@ -124,6 +125,10 @@ class PlannedInstance:
         limit_s: What that latency may be at most to stay within the SLO.
         throughput_rps: Predicted requests a second at saturation (Eq. 2).
         slo_s: The latency SLO.
+        accuracy_ratio: Accuracy of its model as stated; NaN where services have no choice of models.
+        overhead_w, requests_w: Mean power it adds to the GPU, for being there and for its requests; NaN where the
+            policy does not plan power.
+        provided_rps: The rate that its share and batch keep within the SLO; NaN where it is ``rate_rps``.
     """
 
     workload: str
@@ -139,6 +144,10 @@ class PlannedInstance:
     limit_s: float
     throughput_rps: float
     slo_s: float
+    accuracy_ratio: float = math.nan
+    overhead_w: float = math.nan
+    requests_w: float = math.nan
+    provided_rps: float = math.nan
 
     @property
     def latency_s(self) -> float:
@@ -161,8 +170,11 @@ class PlannedGpu:
         clock_mhz: Predicted clock (Eq. 9).
         clock_max_mhz: The clock without a power cap.
         demand_w: Power the processes ask for (Eq. 10); above the cap the clock falls instead.
-        power_w: Power the board draws: the demand, at most the cap.
+        power_w: Power the board draws: the demand, at most the cap. Where the policy plans power, the mean power of
+            board and host: ``idle_w``, ``host_w`` and what the instances add.
         instances: The processes, in the order they were placed.
+        clock_set_mhz: The clock to set; None where the policy leaves it alone.
+        idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
     """
 
     type: str
@@ -172,6 +184,9 @@ class PlannedGpu:
     demand_w: float
     power_w: float
     instances: tuple[PlannedInstance, ...]
+    clock_set_mhz: float | None = None
+    idle_w: float = math.nan
+    host_w: float = math.nan
 
     @property
     def share_ratio(self) -> float:
@@ -241,6 +256,7 @@ class ProvisionPlan:
         violations: Predicted SLO violations; empty for a good plan.
         bound: Lower bound, where the policy proves one.
         quality: How well the coefficients behind it are known.
+        certificate: Objective, bound and the prices that prove it; None for policies that only count GPUs.
     """
 
     policy: str
@@ -248,6 +264,7 @@ class ProvisionPlan:
     violations: tuple[Violation, ...] = ()
     bound: PlanBound | None = None
     quality: Quality = Quality.MODELLED
+    certificate: PlanCertificate | None = None
 
     @property
     def usd_per_hour(self) -> float:
@@ -257,11 +274,15 @@ class ProvisionPlan:
     @property
     def optimal(self) -> bool:
         """True when the plan is within every SLO and no plan can be cheaper."""
+        if self.certificate is not None:
+            return not self.violations and self.certificate.optimal
         return not self.violations and self.bound is not None and self.gap_ratio <= 1e-9
 
     @property
     def gap_ratio(self) -> float:
         """How much dearer than the bound, as a ratio of the bound; infinite without a bound."""
+        if self.certificate is not None:
+            return self.certificate.gap_ratio
         if self.bound is None or self.bound.usd_per_hour <= 0:
             return math.inf
         return max(0.0, self.usd_per_hour / self.bound.usd_per_hour - 1)

@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("file", metavar="SITE", type=click.Path())
-@click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover, language or a baseline.")
-@click.option("--compare", metavar="P[,P]", help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best.")
+@click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover, joint, language or a baseline.")
+@click.option(
+    "--compare",
+    metavar="P[,P]",
+    help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best; joint: knobs, each by itself and in turn.",
+)
+@click.option("--objective", metavar="O", help="For joint: energy, carbon or cost; else the site's.")
+@click.option("--lock", metavar="K[,K]", help="For joint: leave alone variant, share, batch, clock, type, count.")
 @click.option("--running", type=click.Path(path_type=Path), metavar="FILE", help="Compare with this running plan.")
 @click.option("--follow", is_flag=True, help="With --running: keep its processes where they are, within the SLOs.")
 @option(
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     help="With --follow, --series: processes that may migrate to release GPUs (0).",
 )
 @click.option("--series", is_flag=True, help="A plan for each step of the services' rates, few migrations.")
-@click.option("--intensity", metavar="G", help="For columns and clover: carbon intensity, such as '300 g/kWh'.")
+@click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
 @click.option(
@@ -49,6 +55,8 @@ def command(
     file: str,
     preset: str | None,
     compare: str | None,
+    objective: str | None,
+    lock: str | None,
     running: Path | None,
     follow: bool,
     max_migrations: int,
@@ -65,7 +73,8 @@ def command(
     With preset columns or clover: which variants of each service on which MIG slices of how many GPUs, by joules and
     accuracy within the SLO. With plan.language: which language model on how many GPUs of which type, how many requests
     at once, joules a token, dollars and grams an hour. With preset muserve: models cut into pipeline stages, and a
-    clock for each GPU.
+    clock for each GPU. With preset joint: variant, share, batch, clock, GPU type and count at once, for the least
+    watts, grams or dollars, with a bound.
 
     Exits with 3 if infeasible, or if the plan of the policy is predicted to violate an SLO.
     """
@@ -81,8 +90,10 @@ def command(
             raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
         _plan_series(site, preset, max_migrations, out, as_json)
         return
-    names = tuple(name.strip() for name in compare.split(",")) if compare else ()
-    made = plan_site(site, PlanOptions(preset, names, running, follow, max_migrations, _g_per_kwh(intensity)))
+    options = PlanOptions(
+        preset, _names(compare), running, follow, max_migrations, _g_per_kwh(intensity), objective, _names(lock)
+    )
+    made = plan_site(site, options)
     document = made.document()
     _keep(document, out)
     if page_file is not None:
@@ -117,6 +128,11 @@ def _plan_series(site: Site, preset: str | None, max_migrations: int, out: Path 
         raise click.exceptions.Exit(3)
 
 
+def _names(listed: str | None) -> tuple[str, ...]:
+    """The names of a flag that lists them with commas."""
+    return tuple(name.strip() for name in listed.split(",") if name.strip()) if listed else ()
+
+
 def _g_per_kwh(intensity: str | None) -> float | None:
     from joulery.config.parsing.quantity import INTENSITY, flag_quantity
 
@@ -129,11 +145,13 @@ def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
     from joulery.domain.gpu.layout_plan import LayoutPlan
     from joulery.domain.gpu.pipeline_plan import PipelinePlan
     from joulery.domain.gpu.provisioning import ProvisionPlan
-    from joulery.ui.reports.plan import language_text, layouts_text, shares_text, stages_text
+    from joulery.ui.reports.plan import joint_text, language_text, layouts_text, shares_text, stages_text
 
     plan, shown = made.plan, list[Any]()
     if isinstance(plan, LanguagePlan):
         return language_text.language_view(plan, explain)
+    if isinstance(plan, ProvisionPlan) and plan.certificate is not None:
+        return joint_text.joint_view(made, plan, explain)
     if isinstance(plan, LayoutPlan):
         return layouts_text.layouts_view(plan, explain)
     if isinstance(plan, PipelinePlan):

@@ -69,7 +69,7 @@ def pictures(plan: ProvisionPlan) -> Iterable[Text]:
             used += width
         text.append("░" * (BAR - used), "dim")
         text.append(f" {100 * gpu.share_ratio:5.1f} %  {gpu.clock_mhz:.0f} MHz  {si(gpu.power_w, 'W')}")
-        if gpu.clock_mhz < gpu.clock_max_mhz - 0.5:
+        if gpu.clock_mhz < (gpu.clock_set_mhz or gpu.clock_max_mhz) - 0.5:
             text.append("  throttled", "yellow")
         yield text
 

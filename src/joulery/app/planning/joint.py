@@ -1,0 +1,200 @@
+"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from joulery.app.planning.shares import error_margin, gpu_type_of, workload_of
+from joulery.config.services import ServiceConfig
+from joulery.config.site import Site
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.optimum import PlanObjective, objective_of
+from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.perf import catalog
+from joulery.perf.instances import clocks_mhz
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
+from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
+from joulery.policies.placement.provisioning.planner import POLICIES, provision
+from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.sim.placement.plan_judge import PlanVerdict, judge_plan
+
+KNOBS = "knobs"
+"""Name under ``--compare`` of dedicated GPUs, single knobs and one planner after the other."""
+_CUTS = 3
+"""How often a plan that misses an SLO in simulation is made again with larger margins."""
+_LEAST_CUT = 0.02
+"""By how much a margin grows at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointSitePlan:
+    """A joint plan and what it is compared with.
+
+    Attributes:
+        plan: The plan.
+        others: Plans to compare with.
+        margin_ratio: Safety margin on latencies and demands.
+        verdict: What a simulation saw of it; None where the site wants none.
+        margins_ratio: Further margins of services that missed their SLO in simulation, by service.
+    """
+
+    plan: ProvisionPlan
+    others: tuple[ProvisionPlan, ...]
+    margin_ratio: float
+    verdict: PlanVerdict | None
+    margins_ratio: Mapping[str, float]
+
+
+def plan_joint_site(
+    site: Site,
+    objective: str | None = None,
+    g_per_kwh: float | None = None,
+    lock: Sequence[str] = (),
+    compare: Sequence[str] = (),
+) -> JointSitePlan:
+    """Plan a site with preset joint.
+
+    Args:
+        site: The site.
+        objective: ``energy``, ``carbon`` or ``cost``; the site's when None.
+        g_per_kwh: Carbon intensity; the site's when None.
+        lock: Knobs to leave alone.
+        compare: ``knobs``, or policies of shares.
+
+    Raises:
+        ConfigError: The site says too little, or an option fits nothing.
+        InfeasibleError: No plan is within the SLOs, the GPUs there are and the power cap.
+    """
+    request = locked(joint_request(site, objective, g_per_kwh), lock)
+    others = _others(request, compare)
+    plan, request, verdict = _judged(request, _truths(site) if site.plan.judge else None, others)
+    margins = {each.workload.id: each.margin_ratio for each in request.services if each.margin_ratio > 0}
+    shown = (*others, plan) if others else ()
+    return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins)
+
+
+def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | None = None) -> JointRequest:
+    """Read a site as a request.
+
+    Raises:
+        ConfigError: A service or a GPU type says too little.
+        DataError: A profile file cannot be used.
+    """
+    if not site.services or not site.fleet.gpus:
+        missing = "services" if not site.services else "fleet.gpus"
+        raise ConfigError("there is nothing to plan", pointer=missing, expected="at least one service and GPU type")
+    plan = site.plan
+    services = tuple(_service(site, index, each) for index, each in enumerate(site.services))
+    types = [gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus)]
+    workloads = [replace(s.workload, model=v.model) for s in services for v in s.variants]
+    margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
+    fleet = tuple(
+        JointFleet(kind, clocks_mhz(kind.profile, gpu.clocks), gpu.host_w)
+        for kind, gpu in zip(types, site.fleet.gpus, strict=True)
+    )
+    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
+    return JointRequest(services, fleet, rules, _objective(site, objective, g_per_kwh), plan.power_cap_w)
+
+
+def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
+    if config.variants:
+        known = [Variant(each.model, each.accuracy_ratio) for each in config.variants]
+        workload = workload_of(site, index, config.model_copy(update={"model": known[0].model}))
+    elif config.family_config is not None and config.model is None:
+        known = [Variant(each.name, each.accuracy_ratio) for each in config.family.variants]
+        workload = workload_of(site, index, config.model_copy(update={"model": known[0].model}))
+    else:
+        workload = workload_of(site, index, config)
+        known = [Variant(workload.model)]
+        if config.minimum_accuracy_ratio > 0:
+            raise ConfigError(
+                f"service {config.name} has a floor of accuracy, but its model says none",
+                pointer=f"services.{index}.minimum_accuracy",
+                hint="list it under variants: [{model: NAME, accuracy: 76.1 %}], or leave the floor out",
+            )
+    return JointService(workload, tuple(known), config.minimum_accuracy_ratio)
+
+
+def _objective(site: Site, name: str | None, g_per_kwh: float | None) -> PlanObjective:
+    plan = site.plan
+    g_per_kwh = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
+    name = plan.objective if name is None else name
+    if name != "weights":
+        return objective_of(name, g_per_kwh, plan.pue)
+    weights = plan.weights
+    if weights is None:
+        raise ConfigError(
+            "objective weights says no weights",
+            pointer="plan.weights",
+            expected="such as weights: {cost: 1, energy: 0.2, carbon: 0.1}",
+        )
+    known = {"energy": weights.energy, "carbon": weights.carbon, "cost": weights.cost}
+    return objective_of(known, g_per_kwh, plan.pue)
+
+
+def _others(request: JointRequest, names: Sequence[str]) -> tuple[ProvisionPlan, ...]:
+    found: list[ProvisionPlan] = []
+    for name in dict.fromkeys(each for each in names if each and each != "joint"):
+        if name == KNOBS:
+            found += comparisons(request)
+            continue
+        if name not in POLICIES:
+            raise ConfigError(
+                "no such policy to compare with", got=name, expected=", ".join((KNOBS, *POLICIES)), pointer="--compare"
+            )
+        if any(len(each.variants) > 1 for each in request.services):
+            raise ConfigError(
+                f"policy {name} plans one model a service",
+                pointer="--compare",
+                hint=f"compare with {KNOBS}, or list one variant a service",
+            )
+        workloads = [each.workload for each in request.services]
+        made = provision(name, workloads, [each.gpu_type for each in request.fleet], request.rules)
+        found.append(with_power(request, made))
+    return tuple(found)
+
+
+def _judged(
+    request: JointRequest, truths: Mapping[str, InterferenceProfile] | None, others: Sequence[ProvisionPlan]
+) -> tuple[ProvisionPlan, JointRequest, PlanVerdict | None]:
+    """The plan, made again while services miss their SLO in simulation; the request it was made for, the verdict."""
+    plan = plan_joint(request, others=[*others, *cheapest_of_all(request)])
+    if truths is None:
+        return plan, request, None
+    workloads = [each.workload for each in request.services]
+    verdict = judge_plan(plan.gpus, workloads, truths)
+    for _ in range(_CUTS):
+        if not verdict.violated:
+            break
+        stricter = tuple(
+            replace(each, margin_ratio=_cut(each, verdict)) if each.workload.id in verdict.violated else each
+            for each in request.services
+        )
+        try:
+            again = plan_joint(replace(request, services=stricter))
+        except InfeasibleError:
+            break
+        plan, request = again, replace(request, services=stricter)
+        verdict = judge_plan(plan.gpus, workloads, truths)
+    return plan, request, verdict
+
+
+def _cut(service: JointService, verdict: PlanVerdict) -> float:
+    """The margin of a service that missed its SLO: larger by as much as it missed."""
+    missed = min(verdict.tail_ratio[service.workload.id], 2.0) - 1.0
+    return (1 + service.margin_ratio) * (1 + max(missed, _LEAST_CUT)) - 1
+
+
+def _truths(site: Site) -> dict[str, InterferenceProfile]:
+    """How each GPU type behaves in the simulation.
+
+    Raises:
+        ConfigError: The catalog has no such truth, or it lacks a model.
+    """
+    found = {}
+    for index, gpu in enumerate(site.fleet.gpus):
+        found[gpu.name] = gpu_type_of(index, gpu).profile if gpu.truth is None else catalog.profile(gpu.truth)
+    return found

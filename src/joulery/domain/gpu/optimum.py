@@ -1,0 +1,215 @@
+"""What a joint plan is held against: its objective, the bound, and the certificate with which anyone can check it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from joulery.domain.errors import ConfigError
+
+_W_PER_KW = 1000.0
+_G_PER_KG = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanObjective:
+    """What a plan minimises: a sum of watts and dollars, each at its price.
+
+    Attributes:
+        name: ``energy``, ``carbon``, ``cost`` or ``weights``.
+        unit: Unit of the value, such as ``W``.
+        per_w: Value of a watt.
+        per_usd: Value of a dollar an hour.
+        g_per_kwh: Carbon intensity, g/kWh; None where none is known.
+        pue: Watts of the site for each watt of the GPUs and their hosts.
+        embodied_g_per_hour: Grams an hour that each powered GPU has cost to make, as stated.
+        per_gpu: Value of a powered GPU beside its watts and its price.
+    """
+
+    name: str = "energy"
+    unit: str = "W"
+    per_w: float = 1.0
+    per_usd: float = 0.0
+    g_per_kwh: float | None = None
+    pue: float = 1.0
+    embodied_g_per_hour: float = 0.0
+    per_gpu: float = 0.0
+
+    def value(self, power_w: float, usd_per_hour: float, gpus: int) -> float:
+        """What is minimised."""
+        return self.per_w * power_w + self.per_usd * usd_per_hour + self.per_gpu * gpus
+
+    def carbon_g_per_hour(self, power_w: float, gpus: int) -> float | None:
+        """Grams an hour; None where no intensity is known."""
+        if self.g_per_kwh is None:
+            return None
+        return power_w * self.pue * self.g_per_kwh / _W_PER_KW + gpus * self.embodied_g_per_hour
+
+
+def objective_of(
+    name: str | Mapping[str, float],
+    g_per_kwh: float | None = None,
+    pue: float = 1.0,
+    embodied_g_per_hour: float = 0.0,
+) -> PlanObjective:
+    """The objective of a name, or of weights.
+
+    Args:
+        name: ``energy`` (W), ``cost`` (USD/h), ``carbon`` (g/h), or weights: dollars per kWh under ``energy``, per
+            kilogram of CO2 under ``carbon``, per dollar of rent under ``cost``.
+        g_per_kwh: Carbon intensity.
+        pue: Power usage effectiveness of the site, from 1.
+        embodied_g_per_hour: Grams an hour of each GPU.
+
+    Raises:
+        ConfigError: No such objective, weights that weigh nothing, or grams without an intensity.
+    """
+    if not 1 <= pue < math.inf:
+        raise ConfigError("a power usage effectiveness is a number from 1", got=str(pue))
+    if g_per_kwh is not None and not 0 <= g_per_kwh < math.inf:
+        raise ConfigError("a carbon intensity is a number from 0", got=str(g_per_kwh), expected="such as 300 g/kWh")
+    if not 0 <= embodied_g_per_hour < math.inf:
+        raise ConfigError("embodied grams are a number from 0", got=str(embodied_g_per_hour))
+    if isinstance(name, Mapping):
+        return _weighted(name, g_per_kwh, pue, embodied_g_per_hour)
+    if name == "energy":
+        return PlanObjective("energy", "W", 1.0, 0.0, g_per_kwh, pue, embodied_g_per_hour)
+    if name == "cost":
+        return PlanObjective("cost", "USD/h", 0.0, 1.0, g_per_kwh, pue, embodied_g_per_hour)
+    if name == "carbon":
+        per_w = pue * _intensity(g_per_kwh) / _W_PER_KW
+        return PlanObjective("carbon", "g/h", per_w, 0.0, g_per_kwh, pue, embodied_g_per_hour, embodied_g_per_hour)
+    raise ConfigError("no such objective", got=str(name), expected="energy, carbon, cost or weights")
+
+
+def _weighted(
+    weights: Mapping[str, float], g_per_kwh: float | None, pue: float, embodied_g_per_hour: float
+) -> PlanObjective:
+    unknown = set(weights) - {"energy", "carbon", "cost"}
+    if unknown:
+        raise ConfigError("no such weight", got=", ".join(sorted(unknown)), expected="energy, carbon or cost")
+    if not all(0 <= each < math.inf for each in weights.values()) or not any(weights.values()):
+        raise ConfigError("weights are numbers from 0, one of them above", got=str(dict(weights)))
+    per_kwh, per_kg = weights.get("energy", 0.0), weights.get("carbon", 0.0)
+    if per_kg > 0:
+        per_kwh += per_kg * pue * _intensity(g_per_kwh) / _G_PER_KG
+    return PlanObjective(
+        "weights",
+        "USD/h",
+        per_kwh / _W_PER_KW,
+        weights.get("cost", 0.0),
+        g_per_kwh,
+        pue,
+        embodied_g_per_hour,
+        per_kg * embodied_g_per_hour / _G_PER_KG,
+    )
+
+
+def _intensity(g_per_kwh: float | None) -> float:
+    if g_per_kwh is None or g_per_kwh <= 0:
+        raise ConfigError(
+            "grams need a carbon intensity above 0; none is assumed",
+            got=None if g_per_kwh is None else f"{g_per_kwh:g} g/kWh",
+            pointer="--intensity",
+            hint="give --intensity 300 g/kWh, or plan for energy",
+        )
+    return g_per_kwh
+
+
+class CertifiedInstance(NamedTuple):
+    """One instance of a certified pattern.
+
+    Attributes:
+        service, variant: What it serves, with which model.
+        capacity_rps: The rate that it is provided for.
+        overhead_w: Power it draws for being there.
+        share_ratio, batch: As in the plan.
+    """
+
+    service: str
+    variant: str
+    capacity_rps: float
+    overhead_w: float
+    share_ratio: float
+    batch: int
+
+
+class CertifiedPattern(NamedTuple):
+    """One layout of a GPU that the optimiser knew.
+
+    Attributes:
+        type: GPU type.
+        clock_mhz: Its clock.
+        standing_w: Power of the idle board and its host.
+        planned: How many of them the plan has.
+        instances: What is on it.
+    """
+
+    type: str
+    clock_mhz: float
+    standing_w: float
+    planned: int
+    instances: tuple[CertifiedInstance, ...]
+
+
+class CertifiedCost(NamedTuple):
+    """Dynamic joules of a request of a service's variant on a GPU type at a clock."""
+
+    service: str
+    variant: str
+    type: str
+    clock_mhz: float
+    request_j: float
+    accuracy_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCertificate:
+    """Everything with which a bound can be checked by others.
+
+    The bound is ``Σ demand_price · rate - power_price · cap - Σ pool_price · available``. It holds when no layout of a
+    GPU that fits is worth more than it costs at these prices, where a request a second of a service's variant is worth
+    ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``.
+
+    Attributes:
+        objective: What is minimised.
+        value: Value of the plan.
+        bound: No plan within the choices has less.
+        method: Within which choices, and what proves it.
+        optimal: Whether the plan is proven to be optimal, to the solver's tolerance: every layout that a better plan
+            could have was known when whole numbers were solved for.
+        power_w: Predicted power of all GPUs and hosts.
+        demand_price: By service: what one more request a second costs.
+        accuracy_price: By service: what one request a second costs for each unit of accuracy its floor is higher.
+        pool_price: By GPU type: what one GPU more would save.
+        power_price: What a watt more under the cap would save.
+        rates_rps, floors_ratio: Demand and accuracy floor by service.
+        available: GPUs there are, by type; None for as many as wanted.
+        power_cap_w: The cap; None for none.
+        costs: Joules by service, variant, type and clock.
+        patterns: Layouts known at the end, those of the plan first.
+    """
+
+    objective: PlanObjective
+    value: float
+    bound: float
+    method: str
+    optimal: bool
+    power_w: float
+    demand_price: Mapping[str, float] = field(default_factory=dict)
+    accuracy_price: Mapping[str, float] = field(default_factory=dict)
+    pool_price: Mapping[str, float] = field(default_factory=dict)
+    power_price: float = 0.0
+    rates_rps: Mapping[str, float] = field(default_factory=dict)
+    floors_ratio: Mapping[str, float] = field(default_factory=dict)
+    available: Mapping[str, int | None] = field(default_factory=dict)
+    power_cap_w: float | None = None
+    costs: tuple[CertifiedCost, ...] = ()
+    patterns: tuple[CertifiedPattern, ...] = ()
+
+    @property
+    def gap_ratio(self) -> float:
+        """How far the bound is below the plan, as a ratio of the plan's value."""
+        return max(0.0, 1.0 - self.bound / self.value) if self.value > 0 else 0.0

@@ -1,0 +1,208 @@
+"""Patterns for the master problem, and the proof of how good any plan could be.
+
+The existing :class:`~joulery.policies.placement.provisioning.pricing.Pricer` searches one GPU type at one clock; an
+item is worth what its requests are worth at the master's prices, less the watts they and their process draw. The bound
+scales the prices down until no pattern anywhere is worth more than its GPU (Farley, 1990). Dynamic watts do not scale
+with the prices, which makes the scaling milder: if no pattern is worth more than ``T`` where its GPU costs ``C``, and
+an item's watts cost at least ``ρ`` of what its requests are worth, prices times ``ρ + (1 - ρ) C / T`` are proven.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.policies.placement.joint.master import Duals, JointMaster
+from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.provisioning.packing import NEVER, Pattern
+from joulery.policies.placement.provisioning.pricing import Pricer
+
+_TRIES = 3
+"""Patterns tried for each one wanted; the search lets some through that do not fit."""
+_LEAST_COST = 1e-9
+"""What a GPU costs at least in a search, in units of the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointEffort:
+    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+
+    Attributes:
+        patience: Rounds of column generation that may pass without a gain of ``stall_ratio``.
+        stall_ratio: Falls of the relaxation smaller than this count as none.
+        beam: Partial patterns kept a level while looking for new patterns.
+        patterns: New patterns a round and machine.
+        nodes: Partial patterns looked at for the bound, at most, for each machine.
+        gaps: How much a pattern may be worth beyond its GPU, in the searches that raise the bound.
+        gap_ratio: A bound this close is close enough.
+        near: Patterns added at most, for each machine, because a better plan may need them.
+        branchings, seconds: Limits of the solver of whole numbers; a plan that took all the seconds may differ on
+            another day.
+    """
+
+    patience: int = 3
+    stall_ratio: float = 0.0005
+    beam: int = 60
+    patterns: int = 30
+    nodes: int = 60_000
+    gaps: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003)
+    gap_ratio: float = 0.002
+    near: int = 400
+    branchings: int = 500
+    seconds: float = 20.0
+
+
+class JointProof(NamedTuple):
+    """A bound and the prices that prove it."""
+
+    value: float
+    duals: Duals
+
+
+class JointGenerator:
+    """Patterns, prices and bounds of one problem.
+
+    Attributes:
+        master: The patterns so far.
+    """
+
+    def __init__(self, problem: JointProblem, effort: JointEffort) -> None:
+        self.problem, self.effort = problem, effort
+        self.master = JointMaster(problem)
+        self._pricers = [Pricer(p, problem.copies(at)) for at, p in enumerate(problem.packings)]
+        self._gain = np.array([problem.gain(item) for item in problem.items])
+        self._rate = np.array([item.rate_rps for item in problem.items])
+        self._service = np.array([item.service for item in problem.items])
+        for machine, packing in enumerate(problem.packings):
+            for item in np.flatnonzero(packing.alone < NEVER).tolist():
+                self.add(machine, (item,))
+
+    def generate(self, duals: Duals) -> Duals:
+        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
+        stale, best = 0, duals.value
+        while stale < self.effort.patience and not self.problem.request.alone:
+            added = 0
+            for machine in range(len(self._pricers)):
+                price = self._price(machine, duals)
+                found = self._pricers[machine].search(
+                    self._values(machine, duals), price * (1 + 1e-6), beam=self.effort.beam
+                )
+                added += self._add_some(machine, found.patterns, self.effort.patterns)
+            if not added:
+                break
+            duals = self.master.relax()
+            fell = duals.value < best * (1 - self.effort.stall_ratio)
+            stale, best = (0, duals.value) if fell else (stale + 1, best)
+        return duals
+
+    def enrich(self, duals: Duals, slack: float) -> bool:
+        """Add patterns whose GPU costs at most ``slack`` more than they are worth.
+
+        A plan that is better than one at ``duals.value + slack`` has no others.
+
+        Returns:
+            Whether all of them are known now, or proven not to fit.
+        """
+        complete = True
+        for machine, packing in enumerate(self.problem.packings):
+            if self.problem.request.alone:
+                continue
+            threshold = self._price(machine, duals) - slack * (1 + 1e-9) - _LEAST_COST
+            pricer, values = self._pricers[machine], self._values(machine, duals)
+            found = pricer.search(values, threshold, nodes_max=self.effort.nodes)
+            if not found.complete or len(found.patterns) > _TRIES * self.effort.near:
+                found = pricer.search(values, threshold, beam=4 * self.effort.beam)
+                complete = False
+                self._add_some(machine, found.patterns, self.effort.near)
+                continue
+            self._add_some(machine, found.patterns, len(found.patterns))
+            complete = complete and not any(pattern in packing.unsure for pattern in found.patterns)
+        return complete
+
+    def prove(self, duals: Duals, gap_ratio: float) -> tuple[JointProof | None, bool]:
+        """A bound by a search that misses nothing, and whether it found patterns that lower the relaxation.
+
+        Args:
+            duals: The prices to prove with.
+            gap_ratio: How much a pattern may be worth beyond its GPU; costs the bound less than as much.
+
+        Returns:
+            The proof, None when the search was given up; whether patterns were added.
+        """
+        scale, added = 1.0, 0
+        for machine, packing in enumerate(self.problem.packings):
+            price, values = self._price(machine, duals), self._values(machine, duals)
+            if not bool(np.any(values > 0)):
+                continue
+            least = self._least_watts_ratio(machine, duals)
+            if self.problem.request.alone:
+                scale = min(scale, least + (1 - least) * price / max(price, float(values.max())))
+                continue
+            threshold = price * (1 + gap_ratio)
+            found = self._pricers[machine].search(values, threshold, nodes_max=self.effort.nodes)
+            if not found.complete:
+                return None, added > 0
+            possible = (
+                value for value, one in zip(found.values, found.patterns, strict=True) if not packing.impossible(one)
+            )
+            worth = max(threshold, next(possible, 0.0))
+            scale = min(scale, least + (1 - least) * price / worth)
+            added += self._add_some(machine, found.patterns, self.effort.patterns)
+        return self._proof(duals, scale), added > 0
+
+    def _proof(self, duals: Duals, scale: float) -> JointProof:
+        """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""
+        problem = self.problem
+        scaled = duals._replace(demand=duals.demand * scale, accuracy=duals.accuracy * scale)
+        rates = np.array([each.workload.rate_rps for each in problem.services])
+        value = float(rates @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
+        for price, kind in zip(duals.pool.tolist(), problem.fleet, strict=True):
+            if kind.gpu_type.available is not None:
+                value -= price * kind.gpu_type.available
+        return JointProof(value, scaled)
+
+    def _worth(self, duals: Duals) -> FloatArray:
+        """What the requests of each item are worth before their watts, float64[items]."""
+        each = duals.demand[self._service] + duals.accuracy[self._service] * self._gain
+        return np.asarray(each * self._rate, np.float64)
+
+    def _watts(self, machine: int, duals: Duals) -> tuple[FloatArray, FloatArray]:
+        """What the watts of each item's requests and of its process cost, float64[items] each."""
+        problem = self.problem
+        per_w = problem.objective.per_w + duals.power
+        return per_w * problem.request_j[machine] * self._rate, per_w * problem.overhead_w[machine]
+
+    def _values(self, machine: int, duals: Duals) -> FloatArray:
+        """What each item is worth on a machine, net of its watts, float64[items]."""
+        requests, process = self._watts(machine, duals)
+        return np.asarray(np.maximum(self._worth(duals) - requests, 0.0) - process, np.float64)
+
+    def _least_watts_ratio(self, machine: int, duals: Duals) -> float:
+        """The least that an item's watts cost, as a ratio of what its requests are worth; of items worth anything."""
+        worth, (requests, process) = self._worth(duals), self._watts(machine, duals)
+        some = worth - requests - process > 0
+        return float(np.min((requests + process)[some] / worth[some], initial=1.0)) if bool(some.any()) else 0.0
+
+    def _price(self, machine: int, duals: Duals) -> float:
+        """What an empty GPU costs at these prices."""
+        problem = self.problem
+        fleet = problem.machines[machine].fleet
+        standing = float(problem.standing_w[machine])
+        price = problem.objective.value(standing, problem.fleet[fleet].gpu_type.usd_per_hour, 1)
+        return max(price + duals.power * standing + float(duals.pool[fleet]), _LEAST_COST)
+
+    def add(self, machine: int, pattern: Pattern) -> bool:
+        """Add a pattern to the master problem, if it fits and is new."""
+        layout = self.problem.packings[machine].fit(pattern)
+        return layout is not None and self.master.add(machine, layout)
+
+    def _add_some(self, machine: int, patterns: tuple[Pattern, ...], most: int) -> int:
+        added = 0
+        for pattern in patterns[: _TRIES * most]:
+            added += self.add(machine, pattern)
+            if added >= most:
+                break
+        return added

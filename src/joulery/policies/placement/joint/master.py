@@ -1,0 +1,248 @@
+"""The restricted master problem: how many GPUs of each known pattern, and which requests go where.
+
+Rows: every service's flows come to its rate; a flow (service, variant, machine) is no larger than what the instances
+of it are provided for; flows weighted by accuracy keep the floor; GPUs of a type stay within what is available; all
+watts stay within the cap. Demand is a right-hand side only, so patterns survive a change of demand. A request may go
+unserved at a prohibitive price, so that there is always a solution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
+
+_UNSERVED = 1e3
+"""Price of a request a second that is left out, in what it costs on a GPU of its own."""
+_TINY = 1e-7
+"""Requests a second below which a flow is rounding."""
+
+
+class Duals(NamedTuple):
+    """Prices of the rows, each from 0.
+
+    Attributes:
+        value: The relaxation's optimum.
+        demand: What one more request a second of each service costs, float64[services].
+        accuracy: What a request a second costs for each unit of accuracy its service's floor is higher.
+        pool: What one more GPU of each type would save, float64[types].
+        power: What one more watt under the cap would save.
+        unserved: Requests a second left out, float64[services].
+    """
+
+    value: float
+    demand: FloatArray
+    accuracy: FloatArray
+    pool: FloatArray
+    power: float
+    unserved: FloatArray
+
+
+class KnownPattern(NamedTuple):
+    """A pattern that the master problem has: its machine and its layout."""
+
+    machine: int
+    layout: PackedGpu
+
+    @property
+    def key(self) -> tuple[int, Pattern]:
+        """What makes it one pattern."""
+        return self.machine, self.layout.pattern
+
+
+class Flow(NamedTuple):
+    """Requests of a service answered by one variant on one machine."""
+
+    service: int
+    variant: int
+    machine: int
+
+
+class JointSolution(NamedTuple):
+    """A solution in whole GPUs.
+
+    Attributes:
+        counts: How many GPUs of each known pattern, by its index; none that is 0.
+        flows: Requests a second of every flow.
+        value: Its objective.
+        unserved: Requests a second left out, float64[services].
+        status: What the solver proved.
+    """
+
+    counts: Mapping[int, int]
+    flows: Mapping[Flow, float]
+    value: float
+    unserved: FloatArray
+    status: SolveStatus
+
+
+class JointMaster:
+    """Collects patterns and solves over them.
+
+    Attributes:
+        patterns: In the order they were added.
+    """
+
+    def __init__(self, problem: JointProblem) -> None:
+        self.problem = problem
+        self.patterns: list[KnownPattern] = []
+        self._known: set[tuple[int, Pattern]] = set()
+        self._flows = _flows_of(problem)
+        self._unserved = _unserved_price(problem)
+        self._lp, self._rows = self._empty()
+
+    def add(self, machine: int, layout: PackedGpu) -> bool:
+        """Add a pattern; False when it is there already."""
+        known = KnownPattern(machine, layout)
+        if known.key in self._known:
+            return False
+        self._known.add(known.key)
+        self.patterns.append(known)
+        self._add_pattern(self._lp, known)
+        return True
+
+    def pattern_w(self, known: KnownPattern) -> float:
+        """Standing watts: idle board, host, and the processes for being there."""
+        problem = self.problem
+        overhead = problem.overhead_w[known.machine]
+        return float(problem.standing_w[known.machine]) + math.fsum(overhead[i] for i in known.layout.pattern)
+
+    def pattern_cost(self, known: KnownPattern) -> float:
+        """What one GPU of it costs before any request comes."""
+        problem = self.problem
+        kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
+        return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)
+
+    def relax(self) -> Duals:
+        """The linear optimum over the patterns so far."""
+        run(self._lp)
+        problem, solution = self.problem, self._lp.getSolution()
+        dual = np.array(solution.row_dual, np.float64)
+        services, types = len(problem.services), len(problem.fleet)
+        rows = self._rows
+        flows = len(self._flows)
+        values = np.array(solution.col_value, np.float64)
+        power = -dual[rows.power] if problem.power_cap_w is not None else 0.0
+        return Duals(
+            value=float(self._lp.getInfo().objective_function_value),
+            demand=np.maximum(dual[rows.demand : rows.demand + services], 0.0),
+            accuracy=np.maximum(dual[rows.floor : rows.floor + services], 0.0),
+            pool=np.maximum(-dual[rows.pool : rows.pool + types], 0.0),
+            power=max(float(power), 0.0),
+            unserved=values[flows : flows + services],
+        )
+
+    def whole(self, *, gap_ratio: float, seconds: float, branchings: int) -> JointSolution:
+        """The best whole numbers over the patterns so far, within the limits on work."""
+        mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
+        for known in self.patterns:
+            self._add_pattern(mip, known)
+        first = len(self._flows) + len(self.problem.services)
+        make_whole(mip, range(first, first + len(self.patterns)))
+        status = run(mip)
+        values = np.array(mip.getSolution().col_value, np.float64)
+        rates = np.array([each.workload.rate_rps for each in self.problem.services])
+        if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
+            return JointSolution({}, {}, math.inf, rates, status)
+        unserved = values[len(self._flows) : first]
+        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
+        flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
+        return JointSolution(counts, flows, float(mip.getInfo().objective_function_value), unserved, status)
+
+    def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
+        """A model with flows and the price of unserved requests, before any pattern."""
+        problem, model = self.problem, new_model(**limits)
+        services, types, flows = len(problem.services), len(problem.fleet), len(self._flows)
+        for at, flow in enumerate(self._flows):
+            model.addVar(0.0, model.inf)
+            model.changeColCost(at, problem.objective.per_w * self._request_j(flow))
+        for at in range(services):
+            model.addVar(0.0, problem.services[at].workload.rate_rps)
+            model.changeColCost(flows + at, float(self._unserved[at]))
+        rows = _Rows(flows, services, types)
+        for at in range(flows):
+            add_row(model, 0.0, model.inf, [at], [-1.0])
+        for at, service in enumerate(problem.services):
+            mine = [i for i, flow in enumerate(self._flows) if flow.service == at] + [flows + at]
+            add_row(model, service.workload.rate_rps, model.inf, mine, [1.0] * len(mine))
+        for at, service in enumerate(problem.services):
+            mine = [i for i, flow in enumerate(self._flows) if flow.service == at and service.floor_ratio > 0]
+            gains = [service.variants[self._flows[i].variant].accuracy_ratio - service.floor_ratio for i in mine]
+            add_row(model, 0.0, model.inf, mine, gains)
+        for kind in problem.fleet:
+            most = kind.gpu_type.available
+            add_row(model, -model.inf, model.inf if most is None else float(most), [], [])
+        if problem.power_cap_w is not None:
+            joules = [self._request_j(flow) for flow in self._flows]
+            add_row(model, -model.inf, problem.power_cap_w, list(range(flows)), joules)
+        return model, rows
+
+    def _add_pattern(self, model: Any, known: KnownPattern) -> None:
+        problem, rows = self.problem, self._rows
+        provided: Counter[int] = Counter()
+        entries: dict[int, float] = {}
+        for item, count in Counter(known.layout.pattern).items():
+            each = problem.items[item]
+            row = self._flows.index(Flow(each.service, each.variant, known.machine))
+            entries[row] = entries.get(row, 0.0) + count * each.rate_rps
+            provided[item] += count
+        entries[rows.pool + problem.machines[known.machine].fleet] = 1.0
+        if problem.power_cap_w is not None:
+            entries[rows.power] = self.pattern_w(known)
+        model.addCol(
+            self.pattern_cost(known),
+            0.0,
+            model.inf,
+            len(entries),
+            np.fromiter(entries, np.int32),
+            np.fromiter(entries.values(), np.float64),
+        )
+
+    def _request_j(self, flow: Flow) -> float:
+        problem = self.problem
+        machine = problem.machines[flow.machine]
+        return machine.clocked.request_j(problem.services[flow.service].variants[flow.variant].model)
+
+
+class _Rows:
+    """Where the rows of each sort begin; capacity rows of flows come first."""
+
+    def __init__(self, flows: int, services: int, types: int) -> None:
+        self.demand = flows
+        self.floor = flows + services
+        self.pool = flows + 2 * services
+        self.power = self.pool + types
+
+
+def _flows_of(problem: JointProblem) -> list[Flow]:
+    """Every service, variant and machine for which some item fits."""
+    found = dict.fromkeys(
+        Flow(item.service, item.variant, machine)
+        for machine, packing in enumerate(problem.packings)
+        for at, item in enumerate(problem.items)
+        if packing.alone[at] <= packing.capacity
+    )
+    return list(found)
+
+
+def _unserved_price(problem: JointProblem) -> FloatArray:
+    """A price no plan would pay, per request a second: a multiple of what a GPU of its own would cost, per service."""
+    prices = np.zeros(len(problem.services))
+    for machine, packing in enumerate(problem.packings):
+        kind = problem.fleet[problem.machines[machine].fleet].gpu_type
+        for at, item in enumerate(problem.items):
+            if packing.alone[at] > packing.capacity:
+                continue
+            watts = problem.standing_w[machine] + problem.overhead_w[machine, at]
+            watts += problem.request_j[machine, at] * item.rate_rps
+            cost = problem.objective.value(float(watts), kind.usd_per_hour, 1) / item.rate_rps
+            prices[item.service] = max(prices[item.service], cost)
+    return np.asarray(_UNSERVED * np.maximum(prices, 1e-6), np.float64)

@@ -1,0 +1,355 @@
+"""What the joint planner is asked: services with variants and floors, GPU types with clocks, one objective.
+
+A GPU type at each of its clocks is a *machine*. What a machine may hold are *items*: a variant of a service provided
+for a part of the service's rate. An item's demand for SMs follows from the queue in front of it, its joules from the
+clock; how many of them fit beside one another is decided by
+:class:`~joulery.policies.placement.provisioning.packing.Packing`, the same for every preset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.optimum import PlanObjective
+from joulery.domain.gpu.provisioning import Workload
+from joulery.perf.instances import ClockedGpu, at_clock
+from joulery.policies.placement.provisioning.options import Item, Option, items_of
+from joulery.policies.placement.provisioning.packing import Packing
+from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batches_of, limit_ms
+from joulery.policies.placement.provisioning.sizes import least_units, process
+
+_PARTS_MAX = 4096
+"""A service that needs more instances is taken for a mistake in its rate."""
+
+
+class Variant(NamedTuple):
+    """One way to answer a service's requests.
+
+    Attributes:
+        model: Its name in the profiles of the GPU types.
+        accuracy_ratio: As the user states it; NaN where there is no choice.
+    """
+
+    model: str
+    accuracy_ratio: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class JointService:
+    """A service to plan for.
+
+    Attributes:
+        workload: Its SLO, rate and arrivals; its model is that of the first variant.
+        variants: The models that can answer.
+        floor_ratio: Mean accuracy of the answers never to go below.
+        margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
+    """
+
+    workload: Workload
+    variants: tuple[Variant, ...]
+    floor_ratio: float = 0.0
+    margin_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = self.workload.id
+        if not self.variants:
+            raise ConfigError(f"service {name} has no variant", pointer=name, expected="at least one")
+        if not 0 <= self.floor_ratio <= 1:
+            raise ConfigError(f"service {name}: a floor of accuracy lies between 0 and 1", got=str(self.floor_ratio))
+        if len(self.variants) == 1 and self.floor_ratio == 0:
+            return
+        for each in self.variants:
+            if not 0 <= each.accuracy_ratio <= 1:
+                raise ConfigError(
+                    f"service {name}: variant {each.model} says no accuracy",
+                    got=str(each.accuracy_ratio),
+                    expected="between 0 and 1, from your own evaluation",
+                    hint="with several variants or a floor every variant needs one: accuracy: 76.1 %",
+                )
+        best = max(self.variants, key=lambda each: each.accuracy_ratio)
+        if best.accuracy_ratio < self.floor_ratio - 1e-12:
+            raise ConfigError(
+                f"service {name}: no variant is as accurate as its floor",
+                got=f"{100 * self.floor_ratio:g} %",
+                expected=f"at most {100 * best.accuracy_ratio:g} %, what {best.model} has",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class JointFleet:
+    """A GPU type that may be rented.
+
+    Attributes:
+        gpu_type: The type at full clock, with price and count.
+        clocks_mhz: Clocks that may be set, the highest first.
+        host_w: Watts of the host for each powered GPU.
+    """
+
+    gpu_type: GpuType
+    clocks_mhz: tuple[float, ...]
+    host_w: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gpu_type.usd_per_hour < math.inf:
+            raise ConfigError(f"{self.gpu_type.name}: a price is a number from 0", got=str(self.gpu_type.usd_per_hour))
+        if not self.clocks_mhz:
+            raise ConfigError(f"{self.gpu_type.name} has no clock to run at", expected="at least one")
+
+
+class ClockedType(NamedTuple):
+    """A GPU type at one clock: index of the type, the type, and the predictor's view of it."""
+
+    fleet: int
+    gpu_type: GpuType
+    clocked: ClockedGpu
+
+
+class JointItem(NamedTuple):
+    """A variant of a service provided for a rate.
+
+    Attributes:
+        service, variant: Indices.
+        rate_rps: The rate.
+        part: The same as a part of the service's.
+    """
+
+    service: int
+    variant: int
+    rate_rps: float
+    part: float
+
+
+@dataclass(frozen=True, slots=True)
+class JointRequest:
+    """What is asked.
+
+    Attributes:
+        services: What is served.
+        fleet: The GPU types.
+        rules: What has to be kept; how large batches and how small parts of a service may be.
+        objective: What is minimised.
+        power_cap_w: Watts of all GPUs and hosts, at most; None for no cap.
+        alone: Whether every instance has a GPU to itself.
+    """
+
+    services: tuple[JointService, ...]
+    fleet: tuple[JointFleet, ...]
+    rules: Rules
+    objective: PlanObjective
+    power_cap_w: float | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JointProblem:
+    """Worked out for the optimiser.
+
+    Attributes:
+        request: As asked.
+        machines: GPU types at their clocks.
+        items: What a machine may hold.
+        options: For each item and machine the batches with which it fits there alone.
+        packings: What fits on each machine.
+        request_j: Dynamic joules of a request, float64[machines, items].
+        overhead_w: Power of a process for being there, float64[machines, items].
+        standing_w: Power of an idle board and its host, float64[machines].
+    """
+
+    request: JointRequest
+    machines: tuple[ClockedType, ...]
+    items: tuple[JointItem, ...]
+    options: tuple[tuple[tuple[Option, ...], ...], ...]
+    packings: tuple[Packing, ...]
+    request_j: FloatArray
+    overhead_w: FloatArray
+    standing_w: FloatArray
+
+    @property
+    def services(self) -> tuple[JointService, ...]:
+        """What is served."""
+        return self.request.services
+
+    @property
+    def fleet(self) -> tuple[JointFleet, ...]:
+        """The GPU types."""
+        return self.request.fleet
+
+    @property
+    def objective(self) -> PlanObjective:
+        """What is minimised."""
+        return self.request.objective
+
+    @property
+    def power_cap_w(self) -> float | None:
+        """Watts of all GPUs and hosts, at most."""
+        return self.request.power_cap_w
+
+    def copies(self, machine: int) -> IntArray:
+        """How many of each item one GPU may hold, int64[items]: more would serve more than the service's rate."""
+        needed = [math.ceil(1 / item.part - 1e-9) for item in self.items]
+        return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
+
+    def gain(self, item: JointItem) -> float:
+        """Accuracy of an item's variant above its service's floor; 0 where the service has none."""
+        service = self.services[item.service]
+        if service.floor_ratio == 0:
+            return 0.0
+        return service.variants[item.variant].accuracy_ratio - service.floor_ratio
+
+
+def problem_of(request: JointRequest) -> JointProblem:
+    """Work out what can be chosen.
+
+    An instance is provided for a whole part of its service's rate: all of it, a half, a third ... down to one of
+    ``rules.max_replicas``, or smaller ones where the service needs more instances. How many requests it gets is a
+    matter of flows: instances of different parts may serve one service together.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types.
+        ConfigError: No services or types, two services of one name, or a model that no type knows.
+    """
+    services, fleet, rules = request.services, request.fleet, request.rules
+    _check(services, fleet, request.power_cap_w)
+    machines = tuple(
+        ClockedType(index, _held(each, clocked), clocked)
+        for index, each in enumerate(fleet)
+        for mhz in each.clocks_mhz
+        for clocked in (at_clock(each.gpu_type.profile, mhz, host_w=each.host_w),)
+    )
+    items: list[JointItem] = []
+    options: list[tuple[tuple[Option, ...], ...]] = []
+    for at, service in enumerate(services):
+        before = len(items)
+        for count in range(1, rules.max_replicas + 1):
+            _add_part(at, service, 1 / count, fleet, machines, rules, items, options)
+        count = rules.max_replicas + 1
+        while len(items) == before and count <= _PARTS_MAX:
+            for more in (count, math.ceil(1.25 * count), math.ceil(1.5 * count)):
+                _add_part(at, service, 1 / more, fleet, machines, rules, items, options)
+            count = math.ceil(1.5 * count) + 1
+        if len(items) == before:
+            _explain(service, [each.gpu_type for each in fleet], rules)
+    packed = [Item(0, 1, each) for each in options]
+    packings = tuple(Packing(machine.gpu_type, index, packed) for index, machine in enumerate(machines))
+    models = [services[item.service].variants[item.variant].model for item in items]
+    return JointProblem(
+        request,
+        machines,
+        tuple(items),
+        tuple(options),
+        packings,
+        np.array([[_figure(m, model, m.clocked.request_j) for model in models] for m in machines]),
+        np.array([[_figure(m, model, m.clocked.overhead_w) for model in models] for m in machines]),
+        np.array([m.clocked.idle_w + m.clocked.host_w for m in machines]),
+    )
+
+
+def _held(fleet: JointFleet, clocked: ClockedGpu) -> GpuType:
+    return replace(fleet.gpu_type, profile=clocked.profile)
+
+
+def _figure(machine: ClockedType, model: str, of: object) -> float:
+    assert callable(of)
+    return float(of(model)) if model in machine.clocked.profile.models else 0.0
+
+
+def part_scv(scv: float, part: float) -> float:
+    """Variation of the gaps of a part of a stream whose requests are dealt out as evenly as can be.
+
+    A gap is the sum of as many gaps as requests are dealt to others in between, one more or less: for ``1 / part``
+    whole, ``scv * part``.
+    """
+    odd = (1 / part) % 1.0
+    odd = 0.0 if min(odd, 1 - odd) < 1e-9 else odd
+    return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
+
+
+def _add_part(
+    at: int,
+    service: JointService,
+    part: float,
+    fleet: Sequence[JointFleet],
+    machines: Sequence[ClockedType],
+    rules: Rules,
+    items: list[JointItem],
+    options: list[tuple[tuple[Option, ...], ...]],
+) -> None:
+    """Add what serves a part of a service, each variant for itself, where it fits on some machine."""
+    stream = RequestStream(service.workload.rate_rps * part, part_scv(service.workload.arrivals.scv, part))
+    for variant, each in enumerate(service.variants):
+        workload = replace(service.workload, model=each.model)
+        limits = [_limits(kind.gpu_type, workload, stream, rules, service.margin_ratio) for kind in fleet]
+        found = tuple(_options(machine, each.model, limits[machine.fleet]) for machine in machines)
+        if any(found):
+            items.append(JointItem(at, variant, stream.rate_rps, part))
+            options.append(found)
+
+
+def _limits(
+    kind: GpuType, workload: Workload, stream: RequestStream, rules: Rules, margin_ratio: float
+) -> list[tuple[int, float, float]]:
+    """Batches with what their execution may take, ms: when the GPU is shared, and when it is not.
+
+    The queue is worked out at full clock: at a lower one small batches are cheaper beside large ones, so it errs on
+    the safe side there.
+    """
+    model = kind.profile.models.get(workload.model)
+    if model is None:
+        return []
+    found = []
+    for batch in batches_of(rules, workload, stream):
+        shared_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=True)
+        alone_ms = shared_ms
+        if model.pcie_contention > 1 and stream.scv == 0:
+            alone_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=False)
+        found.append((batch, shared_ms / (1 + margin_ratio), alone_ms / (1 + margin_ratio)))
+    return found
+
+
+def _options(machine: ClockedType, model: str, limits: Sequence[tuple[int, float, float]]) -> tuple[Option, ...]:
+    gpu = machine.gpu_type.profile.gpu
+    found = []
+    for batch, shared_ms, alone_ms in limits:
+        one = process(machine.gpu_type.profile.models[model], batch, shared_ms, alone_ms)
+        units = least_units(gpu, one)
+        if units is not None:
+            found.append(Option(one, units, one.figures(units * gpu.unit_percent)))
+    return tuple(sorted(found, key=lambda option: (option.units, option.process.batch)))
+
+
+def _explain(service: JointService, types: Sequence[GpuType], rules: Rules) -> None:
+    """Raise the error that says why a service can be served on none of the types."""
+    for each in service.variants:
+        items_of(replace(service.workload, model=each.model), 0, types, rules)
+    raise InfeasibleError(
+        f"service {service.workload.id} cannot be served within its SLO and the margin it needs",
+        binding=f"latency of {service.workload.id}",
+        hint="relax its SLO, or add a faster GPU type",
+    )
+
+
+def _check(services: Sequence[JointService], fleet: Sequence[JointFleet], power_cap_w: float | None) -> None:
+    if not services:
+        raise ConfigError("there is nothing to plan", pointer="services", hint="list at least one service")
+    if not fleet:
+        raise ConfigError("the fleet has no GPU type", expected="at least one", hint="add one under fleet.gpus")
+    for names, what in (
+        ([each.workload.id for each in services], "services"),
+        ([each.gpu_type.name for each in fleet], "GPU types"),
+    ):
+        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+        if twice is not None:
+            raise ConfigError(f"two {what} have the same name", got=twice)
+    if power_cap_w is not None and not 0 < power_cap_w < math.inf:
+        raise ConfigError("a power cap is a number above 0", got=f"{power_cap_w} W", pointer="plan.power_cap")
+    for service in services:
+        if not any(v.model in kind.gpu_type.profile.models for v in service.variants for kind in fleet):
+            fleet[0].gpu_type.profile[service.variants[0].model]

@@ -1,0 +1,100 @@
+"""A plan of shares with clocks judged request by request, on GPUs that need not behave as the planner thought."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from joulery.domain.gpu.provisioning import PlannedGpu, Workload
+from joulery.perf.instances import at_clock
+from joulery.perf.interference.model import InterferenceProfile
+from joulery.perf.power.clock_curves import V100
+from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
+from joulery.sim.core.streams import Streams
+from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge
+from joulery.sim.placement.gpu import InterferenceTruth
+from joulery.sim.queues.batching import BatchRule
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVerdict:
+    """What requests saw of a plan, over all seeds.
+
+    Attributes:
+        truth: Which coefficients the GPUs behaved by.
+        seeds: How many.
+        power_w: Mean power of all boards, hosts included; simulated.
+        tail_ratio: For each service the worst latency at its quantile, as a ratio of its SLO; above 1 it is violated.
+    """
+
+    truth: str
+    seeds: int
+    power_w: float
+    tail_ratio: Mapping[str, float]
+
+    @property
+    def violated(self) -> tuple[str, ...]:
+        """Services that violated their SLO under some seed."""
+        return tuple(name for name, ratio in self.tail_ratio.items() if not ratio <= 1)
+
+
+def judge_plan(
+    gpus: Sequence[PlannedGpu],
+    workloads: Sequence[Workload],
+    truths: Mapping[str, InterferenceProfile],
+    *,
+    seeds: int = 3,
+    noise_cv: float = 0.05,
+    length_s: float = 60.0,
+) -> PlanVerdict:
+    """Serve random requests with a plan, neighbours busy as they come.
+
+    The truth is stricter than the planner's model: all of an execution feels the clock, launches included, and an
+    instance slows its neighbours only while it executes.
+
+    Args:
+        gpus: The plan.
+        workloads: The services.
+        truths: How each GPU type behaves.
+        seeds: How many times, with other requests each time.
+        noise_cv: Variation of a batch's time from batch to batch.
+        length_s: Simulated seconds that count.
+    """
+    services = [Service(each.id, _arrivals(each), each.slo) for each in workloads]
+    simulated = [
+        Gpu(
+            truth_at(truths[gpu.type], gpu.clock_set_mhz),
+            tuple(
+                ServingProcess(
+                    one.workload, one.model, one.share_ratio, BatchRule(one.batch, one.max_delay_s), one.rate_rps
+                )
+                for one in gpu.instances
+            ),
+        )
+        for gpu in gpus
+    ]
+    trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY)
+    verdicts = [judge(services, simulated, trial, Streams(seed)) for seed in range(seeds)]
+    host_w = math.fsum(0.0 if math.isnan(gpu.host_w) else gpu.host_w for gpu in gpus)
+    tails = {
+        each.id: max(verdict.services[at].tail_s for verdict in verdicts) / each.slo.latency_s
+        for at, each in enumerate(workloads)
+    }
+    power_w = math.fsum(verdict.power_w for verdict in verdicts) / len(verdicts) + host_w
+    return PlanVerdict(", ".join(sorted({p.gpu.name for p in truths.values()})), seeds, power_w, tails)
+
+
+def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> InterferenceTruth:
+    """A GPU that behaves by these coefficients at a clock that is set; the highest when None."""
+    highest = profile.gpu.clock_max_mhz
+    if set_mhz is None or set_mhz >= highest * (1 - 1e-9):
+        return InterferenceTruth(profile)
+    idle_w = at_clock(profile, set_mhz).idle_w
+    held = replace(profile, gpu=replace(profile.gpu, idle_w=idle_w))
+    return InterferenceTruth(held, set_mhz, lambda ratio: float(V100.dynamic_ratio(ratio * V100.max_mhz)[0]))
+
+
+def _arrivals(workload: Workload) -> ArrivalSource:
+    scv = workload.arrivals.scv
+    return constant(workload.rate_rps) if scv == 0 else gamma(workload.rate_rps, math.sqrt(scv))

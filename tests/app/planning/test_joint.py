@@ -1,0 +1,148 @@
+"""Preset joint from a site file: the command as one types it, its JSON contract, and input that cannot be meant."""
+
+import json
+import math
+
+import pytest
+from click.testing import CliRunner
+
+from joulery.app.planning.joint import plan_joint_site
+from joulery.app.planning.plans import PlanOptions, plan_site
+from joulery.config import load
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.store.plan_documents import document_of
+from joulery.store.plans import read_plan
+from joulery.ui.cli import plan as plan_command
+
+SITE = """
+joulery: 1
+name: joint
+fleet:
+  gpus:
+    - {name: V100, profile: v100-calibrated, truth: TRUTH, price: 3.06 USD/h, clocks: 2GPU}
+plan: {preset: joint, margin: 5 %, replicas: 2PLAN}
+services:
+  - {name: photos, variants: [{model: resnet50, accuracy: 76.1 %}, {model: alexnet, accuracy: 56.5 %}],
+     minimum_accuracy: FLOOR %, rate: 500 /s, slo: {latency: 30 ms, quantile: 99 %}}
+  - {name: video, model: ssd, rate: 100 /s, slo: {latency: 45 ms, quantile: 99 %}}
+"""
+
+
+def site_file(folder, gpu="", plan="", floor="75", truth="v100-refit"):
+    file = folder / "site.yaml"
+    file.write_text(
+        SITE.replace("GPU}", gpu + "}").replace("PLAN", plan).replace("FLOOR", floor).replace("TRUTH", truth)
+    )
+    return file
+
+
+def run(*arguments):
+    return CliRunner().invoke(plan_command.command, [str(each) for each in arguments], catch_exceptions=True)
+
+
+def test_the_json_keeps_its_contract(tmp_path):
+    found = run(site_file(tmp_path), "--json", "--intensity", "300 g/kWh")
+    assert found.exit_code == 0
+    plan = json.loads(found.output)
+    assert (plan["schema"], plan["kind"], plan["policy"]) == ("joulery.plan/1", "shares", "joint")
+    assert plan["objective"] == "energy"
+    assert 0 < plan["bound"]["value"] <= plan["power_w"] * (1 + 1e-9)
+    assert plan["bound"]["gap_ratio"] == pytest.approx(1 - plan["bound"]["value"] / plan["power_w"])
+    assert plan["carbon_g_per_hour"] == pytest.approx(0.3 * plan["power_w"])
+    assert plan["power_w"] == pytest.approx(math.fsum(gpu["power_w"] for gpu in plan["gpus"]))
+    assert plan["margin_ratio"] == 0.05
+    assert plan["simulation"]["violations"] == []
+    assert plan["simulation"]["power_w"] == pytest.approx(plan["power_w"], rel=0.03)
+    for gpu in plan["gpus"]:
+        for each in gpu["instances"]:
+            assert each["variant"] in ("resnet50", "alexnet", "ssd")
+            assert each["mode"] in ("mps", "whole")
+            assert each["clock_mhz"] == gpu["clock_mhz"]
+            assert (each["accuracy_ratio"] is None) is (each["workload"] == "video")
+    prices = plan["certificate"]
+    bound = sum(prices["demand_price"][name] * rate for name, rate in prices["rates_rps"].items())
+    assert bound == pytest.approx(plan["bound"]["value"])
+
+
+def test_a_plan_file_is_read_back_as_it_was(tmp_path):
+    made = plan_site(load(str(site_file(tmp_path, plan=", judge: false"))))
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(made.document()))
+    read = read_plan(file).plan()
+    assert document_of(read) == document_of(made.plan)
+    assert read.certificate.gap_ratio == made.plan.certificate.gap_ratio
+
+
+def test_the_text_says_clocks_watts_the_simulation_and_prices(tmp_path):
+    found = run(site_file(tmp_path), "--explain", "--compare", "knobs")
+    assert found.exit_code == 0
+    for words in ("MHz", "modelled power", "simulated on V100 (refit), 3 seeds", "every SLO kept", "would cost about"):
+        assert words in found.output
+    for name in ("dedicated GPUs", "only variants chosen", "one after the other", "joint"):
+        assert name in found.output
+
+
+def test_a_locked_knob_stays_where_it_is(tmp_path):
+    site = load(str(site_file(tmp_path, plan=", judge: false", floor="60")))
+    free = plan_joint_site(site).plan
+    held = plan_joint_site(site, lock=["clock", "variant"]).plan
+    assert {gpu.clock_set_mhz for gpu in held.gpus} == {1530.0}
+    assert {e.model for gpu in held.gpus for e in gpu.instances} == {"resnet50", "ssd"}
+    assert free.certificate.value <= held.certificate.value
+
+
+def test_weights_add_dollars_of_rent_energy_and_grams(tmp_path):
+    plan = ", judge: false, objective: weights, intensity: 400 g/kWh, weights: {cost: 1, energy: 0.2, carbon: 0.1}"
+    made = plan_joint_site(load(str(site_file(tmp_path, plan=plan)))).plan
+    watts = made.certificate.power_w
+    expected = made.usd_per_hour + watts / 1000 * (0.2 + 0.1 * 0.4)
+    assert made.certificate.value == pytest.approx(expected)
+    assert made.certificate.objective.unit == "USD/h"
+
+
+def test_a_fleet_that_is_too_small_exits_with_3(tmp_path):
+    with pytest.raises(InfeasibleError) as caught:
+        plan_joint_site(load(str(site_file(tmp_path, gpu=", available: 1", plan=", judge: false"))))
+    assert caught.value.exit_code == 3
+    assert caught.value.binding == "number of GPUs: 1 V100"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"floor": "90"}, "no variant is as accurate"),
+        ({"plan": ", objective: carbon"}, "need a carbon intensity"),
+        ({"plan": ", objective: weights"}, "says no weights"),
+        ({"truth": "v101"}, "no GPU type 'v101'"),
+        ({"gpu": ", host: -5 W"}, "host"),
+        ({"plan": ", power_cap: 0 W"}, "power cap"),
+        ({"plan": ", pue: .nan"}, "pue"),
+    ],
+)
+def test_a_site_that_cannot_be_meant_is_refused(tmp_path, change, said):
+    with pytest.raises(ConfigError) as caught:
+        plan_joint_site(load(str(site_file(tmp_path, **change))))
+    assert said in f"{caught.value} {caught.value.pointer}"
+
+
+def test_a_variant_without_quality_is_refused(tmp_path):
+    file = site_file(tmp_path)
+    file.write_text(file.read_text().replace("accuracy: 56.5 %", ""))
+    with pytest.raises(ConfigError, match="accuracy"):
+        load(str(file))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (PlanOptions(preset="best", lock=("clock",)), "--lock goes with preset joint"),
+        (PlanOptions(preset="best", objective="energy"), "--objective goes with preset joint"),
+        (PlanOptions(lock=("colour",)), "no such knob"),
+        (PlanOptions(compare=("worst",)), "no such policy"),
+        (PlanOptions(compare=("igniter",)), "plans one model a service"),
+        (PlanOptions(objective="water"), "no such objective"),
+    ],
+)
+def test_a_flag_that_cannot_be_meant_is_refused(tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        plan_site(load(str(site_file(tmp_path))), options)
