@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+from joulery.accounting.engine_energy import MAX_MODELS
+from joulery.gateway.exporter.families import EXPORT_METRICS
+from joulery.gateway.families import Family
 from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
+from joulery.runtime.exporting.node import MAX_WORKLOADS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -17,6 +21,9 @@ scrape_configs:
     # authorization: {credentials_file: token}     # beyond loopback, the gateway requires its bearer token
 ```
 
+With `serving.open_monitoring: true` in the site file, `/metrics` and `/v2/health/ready` answer without the token;
+everything else still requires it.
+
 | to see | query |
 | --- | --- |
 | watts by workload | `sum by (workload) (rate(joulery_energy_joules_total[5m]))` |
@@ -29,12 +36,41 @@ measured, modelled or assumed.
 """
 
 
+EXPORTER = """\
+## Node exporter
+
+`joulery export` exports these at `http://127.0.0.1:9107/metrics` ([how to run it](../how-to/export.md)). Counters count
+from the start of the exporter. `device` is `cpu` (all processors) where energy is divided, `cpu:0` ... where it
+is metered.
+
+A model's joules are a second view of the workloads' joules: do not add the two.
+"""
+
+QUERIES = {
+    "watts by workload": "sum by (kind, workload) (rate(joulery_workload_energy_joules_total[5m]))",
+    "joules an output token of a model": (
+        "sum by (model) (rate(joulery_model_energy_joules_total[5m]))"
+        ' / sum by (model) (rate(joulery_model_tokens_total{kind="output"}[5m]))'
+    ),
+    "grams a request of a model": (
+        "sum by (model) (rate(joulery_model_carbon_grams_total[5m]))"
+        " / sum by (model) (rate(joulery_model_requests_total[5m]))"
+    ),
+    "share of the node that idles": (
+        "sum(rate(joulery_node_idle_joules_total[15m])) / sum(rate(joulery_node_divided_joules_total[15m]))"
+    ),
+    "kilowatt-hours a day by node": "sum by (instance) (increase(joulery_node_energy_joules_total[1d])) / 3.6e6",
+}
+"""Examples for the exporter's metrics."""
+
+
+def _rows(families: tuple[Family, ...]) -> list[str]:
+    return [f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |" for m in families]
+
+
 def page() -> str:
     """The whole page."""
-    rows = [
-        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |"
-        for m in (*METRICS, *LLM_METRICS)
-    ]
+    rows = _rows((*METRICS, *LLM_METRICS))
     return "\n".join(
         (
             "# Metrics",
@@ -45,6 +81,18 @@ def page() -> str:
             "| name | kind | labels | meaning |",
             "| --- | --- | --- | --- |",
             *rows,
+            "",
+            *EXPORTER.splitlines(),
+            "",
+            "| to see | query |",
+            "| --- | --- |",
+            *(f"| {what} | `{query}` |" for what, query in QUERIES.items()),
+            "",
+            f"At most {MAX_WORKLOADS} workloads and {MAX_MODELS} models of an engine have names; others are `{OTHER}`.",
+            "",
+            "| name | kind | labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *_rows(EXPORT_METRICS),
             "",
             "This page is written from the code: `python -m scripts.reference_pages`.",
             "",

@@ -26,6 +26,8 @@ INSTALL = {
     "no ONNX": r"(onnx|onnxruntime|PIL\.Image) is not installed",
     "no package index": r"no package index here",
     "no curl": r"curl is not installed",
+    "no Prometheus": r"Prometheus is not installed",
+    "no systemd": r"systemd is not installed",
     "no OpenSSL": r"openssl is not installed",
 }
 """What a machine may lack at home. ``.ci/run`` installs all of it, so that none of these is allowed there."""

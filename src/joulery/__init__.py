@@ -9,9 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from joulery.app.callbacks.huggingface import HuggingFaceCallback as HuggingFaceCallback
+    from joulery.app.callbacks.lightning import LightningCallback as LightningCallback
+    from joulery.app.functions import account as account
+    from joulery.app.functions import plan as plan
+    from joulery.app.functions import report as report
+    from joulery.app.functions import simulate as simulate
     from joulery.app.measuring import measure as measure
     from joulery.app.measuring import measured as measured
     from joulery.app.measuring import trace as trace
+    from joulery.app.windows import Meter as Meter
     from joulery.config import Site as Site
     from joulery.config import load as load
     from joulery.domain.decisions import Step as Step
@@ -32,24 +39,36 @@ _EXPORTS: dict[str, str] = {
     "JouleryError": "joulery.domain.errors",
     "MeasureWarning": "joulery.runtime.measuring.measure",
     "Measurement": "joulery.runtime.measuring.measure",
+    "Meter": "joulery.app.windows",
     "PowerTrace": "joulery.domain.energy.power",
     "Site": "joulery.config",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
+    "account": "joulery.app.functions",
     "load": "joulery.config",
     "measure": "joulery.app.measuring",
     "measured": "joulery.app.measuring",
+    "plan": "joulery.app.functions",
+    "report": "joulery.app.functions",
+    "simulate": "joulery.app.functions",
     "trace": "joulery.app.measuring",
 }
+
+_CALLBACKS: dict[str, str] = {
+    "HuggingFaceCallback": "joulery.app.callbacks.huggingface",
+    "LightningCallback": "joulery.app.callbacks.lightning",
+}
+"""Names that import a training framework: ``from joulery import *`` leaves them out."""
 
 __all__ = [*_EXPORTS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
+    module = _EXPORTS.get(name) or _CALLBACKS.get(name)
+    if module is None:
         raise AttributeError(f"module 'joulery' has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_CALLBACKS})

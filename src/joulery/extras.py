@@ -9,7 +9,7 @@ from joulery.domain.errors import CapabilityError
 EXTRA_OF: Mapping[str, str] = {
     "highspy": "plan",
     "httptools": "serve",
-    "prometheus_client": "serve",
+    "prometheus_client": "export",
     "psutil": "serve",
     "pyarrow": "parquet",
     "scipy": "plan",

@@ -18,8 +18,8 @@ from joulery.adapters.devices.emulated import EmulatedClock
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
-from joulery.adapters.devices.nvidia_power import NvidiaPower
-from joulery.adapters.devices.rapl_power import RaplPower
+from joulery.adapters.devices.power.nvidia_power import NvidiaPower
+from joulery.adapters.devices.power.rapl_power import RaplPower
 from joulery.app.wiring.devices import KINDS, open_device
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting, PowerSetting

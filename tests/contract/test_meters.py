@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.meters.cpu_model import open_cpu_model
+from joulery.adapters.meters.dcgm import open_dcgm
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.adapters.meters.nvml import open_nvml
 from joulery.adapters.meters.rapl import open_rapl
@@ -21,6 +22,7 @@ from joulery.store.run.channels import channel_from_dict, channel_to_dict
 from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml
 from tests.adapters.meters.powercap import Powercap
 from tests.adapters.meters.proc import Machine
+from tests.fakes import engine_pages
 
 
 @dataclass
@@ -46,6 +48,11 @@ def nvml(root: Path) -> Rig:
     )
 
 
+def dcgm(root: Path) -> Rig:
+    pages = [engine_pages.dcgm((1000, None))]
+    return Rig(open_dcgm("localhost:9400", lambda _: pages[0]), lambda: pages.__setitem__(0, ""))
+
+
 def cpu_model(root: Path) -> Rig:
     machine = Machine(root, [0, 0, 1, 1])
     return Rig(open_cpu_model(10.0, 40.0, proc=machine.proc, sys=machine.sys))
@@ -67,7 +74,7 @@ def fake(root: Path) -> Rig:
     return Rig(FakeMeter(scripts, lambda: now[0]), lambda: now.__setitem__(0, 15.0))
 
 
-RIGS = {"rapl": rapl, "nvml": nvml, "cpu-model": cpu_model, "replay": replay, "fake": fake}
+RIGS = {"rapl": rapl, "nvml": nvml, "dcgm": dcgm, "cpu-model": cpu_model, "replay": replay, "fake": fake}
 
 
 @pytest.fixture(params=sorted(RIGS))

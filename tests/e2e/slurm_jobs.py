@@ -41,12 +41,12 @@ print("finished", flush=True)
 
 
 class Daemon:
-    """``joulery schedule`` as a process, its log as it comes."""
+    """``joulery schedule``, or another verb that logs, as a process, its log as it comes."""
 
-    def __init__(self, site: Path, env: Mapping[str, str], *flags: str) -> None:
+    def __init__(self, site: Path, env: Mapping[str, str], *flags: str, verb: str = "schedule") -> None:
         self.entries: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "joulery", "schedule", str(site), "--json", *flags],
+            [sys.executable, "-m", "joulery", verb, str(site), "--json", *flags],
             env=dict(env), cwd=site.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
@@ -63,7 +63,7 @@ class Daemon:
                 if wanted(entry):
                     return entry
                 at += 1
-            assert not ended, "the scheduler ended"
+            assert not ended, "the process ended"
             return None
 
         try:

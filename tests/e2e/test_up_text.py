@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections import Counter
 from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
 
+from joulery.app.runs.replay import decide_again
 from joulery.runtime.load.plan import PROMPTS
+from joulery.store.run.directory import open_run
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up
 from tests.fakes.mps import gpu_machine
@@ -68,3 +72,57 @@ def test_prompts_are_sent_and_what_they_took_is_in_the_summary(tmp_path: Path, m
     line, sent = " ".join(said.split()), model["requests"]
     assert re.search(rf"{sent}, none failed; load: (all )?{sent} planned", line) and "a token, measured" in line
     assert (tmp_path / "run/client-text-sums.parquet").exists() and (tmp_path / "run/client.parquet").exists()
+
+
+FAMILY = """language_models:
+  - name: large
+    engine: {{kind: openai, url: "{large}", model: fake-1, device: "gpu:0", max_num_seqs: 4}}
+    order: {{kind: fcfs}}
+  - name: small
+    engine: {{kind: openai, url: "{small}", model: fake-1, device: "gpu:1", max_num_seqs: 4}}
+    order: {{kind: fcfs}}
+language_families:
+  - name: chat
+    slo: {{latency: 20 s}}
+    lambda: 100 %
+    base_intensity: 200 g/kWh
+    variants:
+      - {{model: large, accuracy: 80 %, accuracy_source: made up}}
+      - {{model: small, accuracy: 70 %, accuracy_source: made up}}
+    load: {{kind: poisson, rate: 20 /s, duration: 60 s, max_tokens: 5, seed: 2}}
+serving:"""
+
+
+def test_a_family_finds_out_which_model_takes_fewer_joules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers, each with a GPU to itself: one at 300 W, one at 80 W."""
+    fakes = FakeServer(max_num_seqs=4), FakeServer(max_num_seqs=4)
+
+    def served(large: str, small: str) -> tuple[int, str, str]:
+        path = tmp_path / "site.yaml"
+        head = "joulery: 1\nname: text\nmode: act\ncarbon: {kind: constant, intensity: 400 g/kWh}\n"
+        meters = "meters: {period: 50 ms, use: [cpu-model, nvml], cpu_model: {idle: 20 W, max: 60 W}}\n"
+        body = FAMILY.format(large=large, small=small) + " {listen: '127.0.0.1:0', drain: 2 s}\n"
+        path.write_text(head + meters + body)
+        with Up(path, tmp_path) as up:
+            up.until("joules of all models known: small 100 %")
+            up.until("/60 s ", times=1 + up.heard.count("/60 s "))
+            os.killpg(up.process.pid, signal.SIGINT)
+            ended = up.end()
+            assert up.survivors() == []
+        return ended
+
+    async def scenario() -> tuple[int, str, str]:
+        async with running(fakes[0]) as large, running(fakes[1]) as small:
+            return await asyncio.to_thread(served, large, small)
+
+    boards = [gpu(index=0, idle_w=300.0), gpu(index=1, idle_w=80.0)]
+    with gpu_machine(tmp_path, monkeypatch, *boards):
+        code, said, complaint = asyncio.run(scenario())
+    assert code == 0, complaint
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    (family,) = report["language_families"]
+    assert family["answered"] == sum(model["answered"] for model in report["language_models"]) > 0
+    assert 0 < family["variants"]["large"] < 1 and 0.7 < family["accuracy_ratio"] < 0.8
+    assert "chat" in said and "accuracy" in said
+    replayed = decide_again(open_run(tmp_path / "run").log())
+    assert replayed.decisions >= 1 and replayed.differences == ()

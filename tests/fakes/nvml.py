@@ -44,7 +44,7 @@ def real_module() -> ModuleType:
 
 def as_administrator(monkeypatch: pytest.MonkeyPatch, *, may: bool = True) -> None:
     """Give this process CAP_SYS_ADMIN, as far as the devices see, or take it away."""
-    for device in ("nvidia_clock", "nvidia_mig", "nvidia_power"):
+    for device in ("nvidia_clock", "nvidia_mig", "power.nvidia_power"):
         monkeypatch.setattr(f"joulery.adapters.devices.{device}.may_administer", lambda: may)
 
 
@@ -126,6 +126,8 @@ def gpu(name: str = "NVIDIA A100-SXM4-40GB", index: int = 0, **changes: Any) -> 
         "running_mhz": graphics[-1],
         "persistence": 1,
         "power_mw": 60_000,
+        "busy": 0,
+        "demand_mw": 0,
         "limits_mw": [1000 * watts for watts in _LIMITS_W[name][:2]],
         "default_mw": 1000 * _LIMITS_W[name][2],
         "limit_mw": 1000 * _LIMITS_W[name][2],
@@ -302,7 +304,10 @@ class NvmlFake:
         board = self._board(handle)
         if kind == self.real.NVML_CLOCK_MEM:
             return int(board["memory_mhz"][0])
-        return int(board["running_mhz"] if board["locked"] is None else min(board["running_mhz"], board["locked"][1]))
+        clock_mhz = board["running_mhz"] if board["locked"] is None else min(board["running_mhz"], board["locked"][1])
+        if board["demand_mw"]:  # a limit below the demand lowers the clock: power rises with its square about there
+            clock_mhz *= (self._draw_mw(board) / board["demand_mw"]) ** 0.5
+        return int(clock_mhz)
 
     @call
     def nvmlDeviceGetMaxClockInfo(self, handle: Any, kind: int) -> int:
@@ -324,7 +329,13 @@ class NvmlFake:
 
     @call
     def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
-        return int(self._board(handle)["power_mw"])
+        return int(self._draw_mw(self._board(handle)))
+
+    @call
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
+        rates = self.real.c_nvmlUtilization_t()
+        rates.gpu = self._board(handle)["busy"]
+        return rates
 
     @call
     def nvmlDeviceGetFieldValues(self, handle: Any, fields: list[tuple[int, int]]) -> list[Any]:
@@ -335,6 +346,7 @@ class NvmlFake:
     @call
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any) -> int:
         board = self._board(handle)
+        self._drawn(board)
         return int(board["energy_mj"] + board.get("idle_w", 0.0) * 1e3 * time.monotonic())
 
     @call
@@ -361,6 +373,7 @@ class NvmlFake:
         low, high = board["limits_mw"]
         if not low <= limit_mw <= high:
             raise self.error(self.real.NVML_ERROR_INVALID_ARGUMENT)
+        self._drawn(board)
         board["limit_mw"] = limit_mw
 
     @call
@@ -565,6 +578,18 @@ class NvmlFake:
         if board.get("lost"):
             raise self.error(self.real.NVML_ERROR_GPU_IS_LOST)
         return board
+
+    @staticmethod
+    def _draw_mw(board: dict[str, Any]) -> float:
+        """What a board draws: the demand of what runs there, held at its limit."""
+        return float(min(board["demand_mw"], board["limit_mw"]) if board["demand_mw"] else board["power_mw"])
+
+    def _drawn(self, board: dict[str, Any]) -> None:
+        """Move the energy counter on to now, where something runs."""
+        now_s = time.monotonic()
+        if board["demand_mw"]:
+            board["energy_mj"] += self._draw_mw(board) * (now_s - board.get("drawn_s", now_s))
+        board["drawn_s"] = now_s
 
     def _limited(self, handle: tuple[Any, ...]) -> dict[str, Any]:
         board = self._board(handle)

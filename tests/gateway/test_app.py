@@ -247,6 +247,14 @@ async def test_a_token_is_asked_for_everywhere_but_where_there_is_no_data() -> N
         assert (await gateway.post(authorization="Bearer correct horse")).status_code == 200
 
 
+async def test_monitoring_may_be_open_and_nothing_else_is() -> None:
+    async with serving(FakeEngine(), token="correct horse", open_monitoring=True, protected=True) as gateway:
+        assert (await gateway.client.get("/v2/health/ready")).status_code != 401
+        assert (await gateway.client.get("/metrics")).status_code != 401
+        for path in ("/v2", "/metrics/", "/metricsx", "/v2/models/toy", "/v2/health/ready/x", "/api/now"):
+            assert (await gateway.client.get(path)).status_code == 401, path
+
+
 async def test_bodies_are_bounded_one_by_one_and_together() -> None:
     engine = FakeEngine()
     async with serving(engine, limits=Limits(body_bytes=1000, held_bytes=1500)) as gateway:

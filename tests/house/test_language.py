@@ -53,7 +53,7 @@ KEYS = ("lanes", "fewest", "elders", "lasts", "cuts", "foresight")
 """Configuration fields that have a plain name."""
 WORDS = re.compile(rf"\b({'|'.join(PLAIN)})\b", re.IGNORECASE)
 TECHNICAL = re.compile(
-    r"kube\w*|Kubernetes'? pods?|pods and nodes in Kubernetes|pods? of Kubernetes|Alibaba's pods"
+    r"``pod``|\"pod\".*|kube\w*|Kubernetes'? pods?|pods and nodes in Kubernetes|pods? of Kubernetes|Alibaba's pods"
     r"|^\s+\"(Write|Plan|Explain|Compare|Tell)\b.*\",$|\.get\(\"told\".*"
     r"|ALIASES.*|old=.*|\"told\"|elders:|warn_renamed\(.*|\bold: .*|`\w+` → .*",
     re.IGNORECASE,

@@ -53,7 +53,7 @@ def test_a_blend_needs_a_slice_on_which_all_were_measured():
     both = Predictor(
         Profile({}, (*here.profile.entries, *there.profile.entries), 20.0, Quality.MODELLED, "m"), {"a": 0.5, "b": 0.6}
     )
-    with pytest.raises(DataError, match="a and b.* no common slice"):
+    with pytest.raises(DataError, match=r"a and b.* no common slice"):
         blended(both, (("a", 0.5), ("b", 0.5)), "a")
 
 

@@ -32,7 +32,7 @@ def split(shares=CANARY) -> TrafficSplit:
 
 
 class World:
-    """An engine on paper that loads what the split names, unless told to fail."""
+    """An engine on paper that loads what the split names, unless it shall fail."""
 
     def __init__(self, one: TrafficSplit) -> None:
         self.policy, self.state = one, one.initial()
@@ -105,7 +105,7 @@ def test_no_request_is_steered_to_a_variant_that_could_not_be_loaded_and_loading
 
 
 def test_the_partition_is_chosen_for_the_blend():
-    """Half the answers by a variant of half the joules: the plan promises the joules of the two together."""
+    """Half the answers by a variant of half the joules: the plan predicts the joules of the two together."""
     alone, half = split((("lite2", 1.0),)), split((("lite2", 0.5), ("lite0", 0.5)))
     layout = Layout.parse(["lite2 on cpu:1", "lite2 on cpu:1"])
     found = [one.policy.search.predictor.predict(layout, 20.0) for one in (alone, half)]

@@ -124,6 +124,8 @@ def measure(
     period_s: float = PERIOD_S,
     idle: str = "whole",
     pue: float = 1.0,
+    embodied_kg: float = 0.0,
+    lifetime_years: float = 0.0,
     meters: Sequence[str] | None = None,
 ) -> Measurement:
     """Measure a block of Python: this process, its threads, and the processes it starts.
@@ -145,6 +147,8 @@ def measure(
         period_s: Time between two readings, seconds, 0.001 to 1.
         idle: How much of the machine's idle energy the block pays: ``whole``, ``share`` or ``none``.
         pue: Facility energy per IT energy.
+        embodied_kg, lifetime_years: Kilograms of CO2-equivalent of making the machine, and the years over which they
+            are spread: the block is charged for its time (``footprint.embodied_g``).
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
 
     Raises:
@@ -161,7 +165,8 @@ def measure(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
-    terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
+    at_s = None if carbon_at is None else instant_s(carbon_at)
+    terms = Terms(idle, pue, given, at_s, embodied_kg, lifetime_years)
     return Measurement(settings, terms, open_carbon(given), owner, Path(out) if out is not None else None)
 
 

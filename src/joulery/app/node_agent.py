@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from joulery.adapters.clusters.slurm_node import job_of, node_placements
+from joulery.app.limits_config import LimitsConfig
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.cluster import Placement
@@ -38,6 +40,7 @@ class AgentConfig:
         times: How often.
         prolog: Folder in which a prolog leaves the GPUs of each job.
         progress: A socket to listen on for progress, and the folder it goes to.
+        limits: How the power of jobs is limited; None where it is not.
     """
 
     folder: str
@@ -47,6 +50,7 @@ class AgentConfig:
     times: AgentTimes
     prolog: str | None = None
     progress: tuple[str, str] | None = None
+    limits: LimitsConfig | None = None
 
     def to_json(self) -> str:
         """The configuration as one command-line argument."""
@@ -61,10 +65,11 @@ class AgentConfig:
         """
         try:
             fields: dict[str, Any] = json.loads(text)
-            meters, progress = fields.pop("meters"), fields.pop("progress")
+            meters, progress, limits = fields.pop("meters"), fields.pop("progress"), fields.pop("limits")
             return cls(
                 meters=None if meters is None else tuple(MeterSpec(**spec) for spec in meters),
                 progress=None if progress is None else (str(progress[0]), str(progress[1])),
+                limits=None if limits is None else LimitsConfig(**limits),
                 times=AgentTimes(**fields.pop("times")),
                 **fields,
             )
@@ -88,10 +93,30 @@ def run_node_agent(config: AgentConfig, say: Callable[[Mapping[str, Any]], None]
 
             path, folder = map(Path, config.progress)
             stack.callback(open_progress_socket(path, folder, job_of).close)
-        meter = node_meter(config.meters, config.only, None if config.prolog is None else Path(config.prolog))
+        prolog = None if config.prolog is None else Path(config.prolog)
+        meter = node_meter(config.meters, config.only, prolog)
         stack.callback(meter.close)
         spool = SpoolWriter(Path(config.folder), config.node, f"{time.time_ns():x}", machine=machine_id())
-        run_agent(meter, spool, config.times, say, stack.enter_context(stopped_by_signals()))
+        stop = stack.enter_context(stopped_by_signals())
+        if config.limits is not None:
+            stack.enter_context(node_limits(config.limits, config.only, prolog, say, stop))
+        run_agent(meter, spool, config.times, say, stop)
+
+
+def node_limits(
+    config: LimitsConfig,
+    node: str,
+    prolog: Path | None,
+    say: Callable[[Mapping[str, Any]], None],
+    stop: threading.Event,
+) -> AbstractContextManager[None]:
+    """The power limits of the jobs of this node of Slurm, followed while the block runs."""
+    from joulery.app.power_limits import job_limits
+
+    folder = Path(os.devnull) if config.progress is None else Path(config.progress)
+    return job_limits(
+        config, lambda: node_placements(prolog=prolog, node=node), lambda job: folder / str(job), say, stop
+    )
 
 
 def job_meter(

@@ -11,12 +11,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from joulery.accounting.training_jobs import MeasureRules
+from joulery.adapters.clusters.local import LocalBackend
+from joulery.app.limits_config import LimitsConfig, limits_config
+from joulery.app.power_limits import job_limits
 from joulery.app.wiring.cluster import (
     cluster_backend,
     energy_source,
@@ -105,12 +108,14 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
 
             scheduler = _scheduler(site, mode, backend, journal, log)
             acts = mode is Mode.ACT and jobs.backend != "local"
+            limits = None if request.once else limits_config(jobs)
             patience_s = 2 * jobs.quantum_s + jobs.patience_s if request.once else jobs.patience_s
             watchdog = start_watchdog(request.site, jobs.backend, patience_s, folder / "watchdog.log") if acts else None
             if request.once:
                 run_one_round(scheduler, jobs.poll_s, jobs.grace_s, stop)
                 return
-            run_scheduler(scheduler, jobs.poll_s, stop)
+            with _own_limits(jobs, backend, limits if mode is Mode.ACT else None, log, stop):
+                run_scheduler(scheduler, jobs.poll_s, stop)
             if acts:
                 released = release_all(backend)
                 log("note", {"text": f"stopped: released {len(released)} held jobs"})
@@ -147,6 +152,29 @@ def _scheduler(
             start_s=jobs.start_within_s,
         ),
         priority_step=jobs.slurm.priority_step if jobs.backend == "slurm" else 0.0,
+    )
+
+
+def _own_limits(
+    jobs: JobsConfig,
+    backend: ClusterBackend,
+    limits: LimitsConfig | None,
+    log: Callable[[str, Mapping[str, Any]], None],
+    stop: threading.Event,
+) -> AbstractContextManager[None]:
+    """The power limits of this machine's jobs; on the nodes of Slurm the agents set them."""
+    if limits is None or not isinstance(backend, LocalBackend):
+        return nullcontext()
+
+    def say(entry: Mapping[str, Any]) -> None:
+        fields = {key: value for key, value in entry.items() if key != "kind"}
+        if entry["kind"] == "limit":
+            fields["text"] = f"job {entry['job']} at {100 * entry['ratio']:.0f} % of its power: {entry['text']}"
+        log(entry["kind"], fields)
+
+    book = JobBook(jobs.state)
+    return job_limits(
+        limits, backend.placements, lambda job: book.folder(job) / "progress", say, stop, cpus=jobs.slots.kind == "cpu"
     )
 
 

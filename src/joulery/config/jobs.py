@@ -37,8 +37,9 @@ class GreenConfig(Section):
 
     ALIASES: ClassVar = {"elders": "oldest_share"}
 
-    kind: Literal["green", "green-paper"] = "green"
-    """green is joulery's improved default, green-paper the rules as published."""
+    kind: Literal["green", "green-paper", "swift", "lean", "frugal"] = "green"
+    """green is joulery's improved default, green-paper the rules as published; swift, lean and frugal also limit the
+    power of GPUs (jobs.limits) and differ in how readily jobs grow."""
     mu: Annotated[float, Field(ge=1, le=10)] = 2.0
     """Strength of the shift of high-power jobs into green hours; 1 for none."""
     theta: Ratio = 0.3
@@ -46,7 +47,7 @@ class GreenConfig(Section):
     gamma: Ratio | None = None
     """Least efficiency relative to one slot at which a job still grows; the policy's own rule when left out."""
     cap: Annotated[int, Field(ge=1)] | None = None
-    """Most slots a job; max(2, slots / 16) when left out."""
+    """Most slots a job; max(2, slots / 16), with swift and lean 8, when left out."""
     shift: Literal["mirrored", "paper"] | None = None
     """Which table of shifting factors; the kind's own when left out."""
     hysteresis: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -79,6 +80,35 @@ class GreenConfig(Section):
     the median job emits in an hour; the kind's own (0.6, as published deadlines are ignored) when left out."""
     node_slots: Annotated[int, Field(ge=1)] | None = None
     """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
+
+
+class PowerLimitsConfig(Section):
+    """Power limits of GPUs, learned for each job while it runs (policy kinds swift, lean and frugal, mode act)."""
+
+    max_slowdown: Annotated[float, Field(ge=1, le=3)] = 1.1
+    """Most time a job may take over what it takes at full power, trials included."""
+    eta: Ratio | None = None
+    """Weight of energy against time in the cost of a limit; the kind's own (lean 70 %, else 50 %) when left out."""
+    min_ratio: Annotated[Ratio, Field(gt=0, lt=1)] = Field(alias="min", default=0.5)
+    """Lowest limit, as a share of the limit that the GPU had before."""
+    trial_s: Seconds = Field(alias="trial", default=60.0)
+    """How long a limit is measured."""
+    settle_s: Seconds = Field(alias="settle", default=5.0)
+    """How long a GPU takes to follow a new limit."""
+    period_s: Seconds = Field(alias="period", default=2.0)
+    """Interval between looks at a job."""
+    review_s: Seconds = Field(alias="review", default=3600.0)
+    """How often a limited job is measured at full power again."""
+    lease_s: Seconds = Field(alias="lease", default=20.0)
+    """How long a limit stays set after its last renewal."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> PowerLimitsConfig:
+        if self.lease_s < 2 * self.period_s:
+            raise problem("must be at least twice the period", at=("lease",))
+        if not 0 < self.period_s <= self.trial_s <= self.review_s:
+            raise problem("must lie between the period and the review", at=("trial",))
+        return self
 
 
 class SlurmRestConfig(Section):
@@ -156,6 +186,8 @@ class JobsConfig(Section):
     """Power to assume where nothing measures a job; without it such a job has no footprint."""
     policy: GreenConfig = GreenConfig()
     """The policy."""
+    limits: PowerLimitsConfig = PowerLimitsConfig()
+    """Power limits of the policies that set some."""
     slurm: SlurmConfig = SlurmConfig()
     """Settings for Slurm."""
 

@@ -1,4 +1,4 @@
-"""``language_models``: language models served over the OpenAI API."""
+"""``language_models`` and ``language_families``: language models served over the OpenAI API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from joulery.config.loadgen import LLMLoad
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Seconds, SecondsOrZero
+from joulery.config.parsing.quantity import GramsPerKwhAboveZero, Ratio, Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
 from joulery.config.services import SloConfig
 from joulery.domain.serving.generation import Dialect
@@ -138,4 +138,46 @@ class LanguageModelConfig(Section):
                 hint="leave grace out, or keep the queue here: dialect: plain",
                 at=("order", "grace"),
             )
+        return self
+
+
+class FamilyModelConfig(Section):
+    """One model of a family."""
+
+    model: Name
+    """Its name under language_models."""
+    accuracy_ratio: Ratio = Field(alias="accuracy")
+    """On your own evaluation, such as 71.3 %."""
+    accuracy_source: Text
+    """Where the accuracy comes from: a citation, or "measured on ..."."""
+
+
+class LanguageFamilyConfig(Section):
+    """Language models behind one name: which of them answers follows the grid, within the SLO."""
+
+    name: Name
+    """The name clients ask for as ``model``."""
+    variants: Annotated[tuple[FamilyModelConfig, ...], Field(min_length=1)]
+    """Its models."""
+    slo: SloConfig
+    """Latency SLO of its answers."""
+    lambda_ratio: Ratio = Field(alias="lambda", default=0.5)
+    """Weight of carbon against accuracy: 0 is accuracy alone, 1 is carbon alone."""
+    base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity")
+    """The intensity at which the most accurate model's grams are the baseline, such as 250 g/kWh."""
+    minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
+    """The request-weighted accuracy never to go below."""
+    load: LLMLoad | None = None
+    """The load that joulery up sends to it."""
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> LanguageFamilyConfig:
+        seen: set[str] = set()
+        for index, one in enumerate(self.variants):
+            if one.model in seen:
+                raise problem("stands twice; each model once", at=("variants", index, "model"))
+            seen.add(one.model)
+        best = max(one.accuracy_ratio for one in self.variants)
+        if self.minimum_accuracy_ratio > best:
+            raise problem("no model is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
         return self

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from joulery.config.arrivals import PlannedArrivals, PoissonArrivals
+from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import (
     Bytes,
     BytesPerSecond,
     GramsPerKwhAboveZero,
+    PerSecond,
     Ratio,
     Seconds,
     UsdPerHour,
     Watts,
 )
-from joulery.config.parsing.section import InputFile, Name, Section
+from joulery.config.parsing.section import InputFile, Name, Section, Text
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0."""
@@ -41,13 +43,13 @@ class GpuConfig(Section):
     """Memory of the board, for plans of pipelines; the catalog's when left out."""
     idle_w: Watts | None = Field(alias="idle", default=None)
     """For preset columns: power of an idle GPU, such as 37.6 W; from its services' costs when left out."""
+    host_w: Watts = Field(alias="host", default=0.0)
+    """Host power charged to one GPU, such as 120 W; it moves the optimum."""
     speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0
     """For preset columns: its speed relative to the GPU on which the services' costs were measured."""
     clocks: Annotated[int, Field(ge=1, le=16)] = 1
     """For columns and joint: how many clocks to choose among, from the highest down to where the voltage stops
     falling."""
-    host_w: Watts = Field(alias="host", default=0.0)
-    """For preset joint: watts of the host for each powered GPU, such as 60 W; they move the optimum."""
     truth: Name | None = None
     """For preset joint: coefficients of the catalog that the simulation judging a plan behaves by; those of its
     profile when left out."""
@@ -85,15 +87,116 @@ class ObjectiveWeights(Section):
     """Dollars a dollar of rent: 1, or 0 to leave the rent out."""
 
 
+class TokenSloConfig(Section):
+    """A bound on a quantile of a latency of tokens."""
+
+    latency_s: Seconds = Field(alias="latency")
+    """The bound, such as 50 ms."""
+    quantile_ratio: Ratio = Field(alias="quantile", default=0.99)
+    """Which quantile stays below it, such as 99 %."""
+
+    @model_validator(mode="after")
+    def _quantile_is_inside(self) -> TokenSloConfig:
+        if not 0 < self.quantile_ratio < 1:
+            raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 99 %", at=("quantile",))
+        return self
+
+
+class LanguageSloConfig(Section):
+    """What a language model's answers have to keep; at least one of the three."""
+
+    ttft: TokenSloConfig | None = None
+    """Time to first token."""
+    itl: TokenSloConfig | None = None
+    """Time between two tokens of an answer."""
+    answer_s: Seconds | None = Field(alias="answer", default=None)
+    """Mean time of a whole answer, such as 20 s."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> LanguageSloConfig:
+        if self.ttft is None and self.itl is None and self.answer_s is None:
+            raise problem("an SLO of a language model needs a bound", expected="ttft, itl or answer")
+        return self
+
+
+class ServedModelConfig(Section):
+    """A model that may answer."""
+
+    model: Text
+    """Its id, such as Qwen/Qwen3-32B; parameters are read from it."""
+    precision: Name = "bfloat16"
+    """Precision of its weights: bfloat16, fp8, fp4, int4 and others."""
+    quality_ratio: Ratio | None = Field(alias="quality", default=None)
+    """Your own quality score of it, such as 84 %; none is assumed."""
+    gpus: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1)] = (1, 2, 4, 8)
+    """GPUs that one replica may have."""
+
+
+class LanguageServiceConfig(Section):
+    """Requests to provide for."""
+
+    name: Name
+    """Its name in plans."""
+    rate_rps: PerSecond = Field(alias="rate")
+    """Requests a second at the peak, such as 20 /s."""
+    input_tokens: Annotated[float, Field(ge=1, le=10_000_000)] = 512
+    """Tokens of a prompt, mean."""
+    output_tokens: Annotated[float, Field(ge=1, le=1_000_000)] = 400
+    """Tokens of an answer, mean."""
+    slo: LanguageSloConfig
+    """Service-level objectives."""
+    minimum_quality_ratio: Ratio = Field(alias="minimum_quality", default=0.0)
+    """Quality that every variant in the plan has, such as 80 %."""
+    task: Name | None = None
+    """Kind of requests in the measured runs, such as lm-arena-chat; that of the runs where they have one only."""
+    variants: Annotated[tuple[ServedModelConfig, ...], Field(min_length=1)]
+    """What may answer."""
+
+    @model_validator(mode="after")
+    def _quality_is_known(self) -> LanguageServiceConfig:
+        names = [(variant.model, variant.precision) for variant in self.variants]
+        for index, variant in enumerate(self.variants):
+            if names[index] in names[:index]:
+                raise problem("stands twice; each model and precision once", at=("variants", index))
+            if self.minimum_quality_ratio > 0 and variant.quality_ratio is None:
+                raise problem(
+                    "a minimum quality needs the quality of every variant",
+                    expected="your own score, such as quality: 84 %",
+                    at=("variants", index, "quality"),
+                )
+        return self
+
+
+class LanguagePlanSection(Section):
+    """Language models to provide for with the fleet's GPU types."""
+
+    objective: Literal["carbon", "energy", "cost"] = "cost"
+    """What to make least: grams, joules (watts at the stated rates) or dollars an hour."""
+    services: Annotated[tuple[LanguageServiceConfig, ...], Field(min_length=1)]
+    """Requests to provide for."""
+    runs: tuple[InputFile, ...] = ()
+    """Measured runs, as joulery profile --from reads them; a published table of three models when left out."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=8192)] = 1024
+    """Most requests a replica may run at once."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> LanguagePlanSection:
+        names = [service.name for service in self.services]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise problem("stands twice; names must differ", at=("services", index, "name"))
+        return self
+
+
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
 
     ALIASES: ClassVar = {"lasts": "duration"}
-    preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint"] = "best"
+    preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint", "language"] = "best"
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
     search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
-    dollars, with a bound."""
+    dollars, with a bound; language: language models alone, as without services."""
     objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
     """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
     weights: ObjectiveWeights | None = None
@@ -122,5 +225,7 @@ class PlanSection(Section):
     """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None
     """Plan models as pipelines with a clock for each GPU rather than shares of GPUs."""
+    language: LanguagePlanSection | None = None
+    """Plan language models: which model, on how many GPUs of which type, with how many requests at once."""
     noise_cv: Ratio = Field(alias="noise", default=0.05)
     """Variation of a batch's time from batch to batch that full-slo has to absorb."""

@@ -94,6 +94,8 @@ class ServingConfig(Section):
     """Bearer token that every request must carry; better kept in a file: token_file."""
     token_file: InputFile | None = None
     """A file that holds the token."""
+    open_monitoring: bool = False
+    """Answer /metrics and /v2/health/ready without the token, for Prometheus and probes."""
     tls: TlsConfig | None = None
     """Serve HTTPS; plain HTTP when left out."""
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from joulery.config.carbon import CarbonConfig
 from joulery.config.fleet import FleetConfig
 from joulery.config.jobs import JobsConfig
-from joulery.config.language import LanguageModelConfig
+from joulery.config.language import LanguageFamilyConfig, LanguageModelConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
 from joulery.config.parsing.problem import problem
@@ -52,6 +52,8 @@ class Site(Section):
     """What is served."""
     language_models: tuple[LanguageModelConfig, ...] = ()
     """Models that write text, served over the OpenAI API by joulery up and serve."""
+    language_families: tuple[LanguageFamilyConfig, ...] = ()
+    """Language models behind one name: the grid, the SLO and an accuracy floor choose which of them answers."""
     plan: PlanSection = PlanSection()
     """How joulery plan provisions the services."""
     serving: ServingConfig = ServingConfig()
@@ -81,7 +83,22 @@ class Site(Section):
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         self._pods_fit()
         self._splits_can_be_kept()
+        self._families_have_their_models()
         return self
+
+    def _families_have_their_models(self) -> None:
+        """Each model of a language family is listed, and no name stands for two things."""
+        models = [model.name for model in self.language_models]
+        taken = {*models, *(alias for model in self.language_models for alias in model.aliases)}
+        for number, family in enumerate(self.language_families):
+            if family.name in taken:
+                raise problem("is the name of another language model", at=("language_families", number, "name"))
+            taken.add(family.name)
+            for index, one in enumerate(family.variants):
+                if one.model not in models:
+                    known = ", ".join(models) or "nothing there yet"
+                    at = ("language_families", number, "variants", index, "model")
+                    raise problem("is not listed under language_models", expected=known, at=at)
 
     def _splits_can_be_kept(self) -> None:
         """Requests are steered in mode act alone, and by the engines that load several variants in a replica."""

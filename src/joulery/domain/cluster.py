@@ -129,12 +129,16 @@ class Placement:
         pids: The processes on top of it.
         slots: How many slots of the machine it holds.
         gpus: Which boards are its own.
+        nodes: On how many nodes it runs.
+        kind: What names jobs alike: its owner and name; empty where unknown.
     """
 
     job: int
     pids: tuple[int, ...]
     slots: int
     gpus: tuple[int, ...] = ()
+    nodes: int = 1
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ STATUS = {
 
 OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
 """What needs no token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+MONITORING_PATHS = ("/metrics", "/v2/health/ready")
+"""What Prometheus and probes ask for: open as well where the site says so (``serving.open_monitoring``)."""
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -113,6 +115,7 @@ class Gateway:
         engine: Who answers.
         limits: What one request may ask for.
         token: Bearer token that a request must carry unless its path is one of ``OPEN_PATHS``; None for none.
+        open_monitoring: Whether :data:`MONITORING_PATHS` need no token either.
         attribute: What a request is charged in joules and grams; None where that is unknown.
         telemetry: Called with the record of every inference request that ended.
         admin: Serves everything outside ``/v1`` and ``/v2``; 404 when None.
@@ -130,6 +133,7 @@ class Gateway:
         *,
         limits: Limits | None = None,
         token: str | None = None,
+        open_monitoring: bool = False,
         attribute: Attributor | None = None,
         telemetry: Sequence[Telemetry] = (),
         admin: ASGIApp | None = None,
@@ -142,6 +146,7 @@ class Gateway:
         self.text: MountedRoutes | None = None
         self.feedback = Feedback()
         self.sample: Callable[[str, InferRequest], None] | None = None
+        self._open = frozenset((*OPEN_PATHS, *(MONITORING_PATHS if open_monitoring else ())))
         self._credential = None if token is None else f"Bearer {token}".encode()
         self._variant_headers: dict[str, tuple[bytes, bytes]] = {}
 
@@ -152,7 +157,7 @@ class Gateway:
         path: str = scope["path"]
         exchange: Exchange | None = scope.get("extensions", {}).get("joulery.exchange")
         try:
-            if self._credential is not None and path not in OPEN_PATHS and not path.startswith("/static/"):
+            if self._credential is not None and path not in self._open and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
             if path.startswith("/v1/"):
                 if self.text is None:

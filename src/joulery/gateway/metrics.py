@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import Counter, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,59 +21,15 @@ from joulery.domain.decisions import Decision
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
-
-MAX_LABELS = 100
-OTHER = "other"
+from joulery.gateway.families import MAX_LABELS as MAX_LABELS
+from joulery.gateway.families import OTHER as OTHER
+from joulery.gateway.families import Bounded, family_metric
+from joulery.gateway.families import Family as Family
+from joulery.gateway.families import Registry as Registry
 
 _STEPS = (1.0, 2.5, 5.0)
 LATENCY_BUCKETS_S = tuple(round(step * 10.0**power, 9) for power in range(-4, 3) for step in _STEPS)
 ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-4, 5) for step in _STEPS)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A metric family as declared: ``name`` as it is exposed, ``kind`` as Prometheus calls it.
-
-    ``old`` is the name it had in the release before; :class:`Registry` exports it beside the new one.
-    """
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-    old: str = ""
-
-
-class Registry(CollectorRegistry):
-    """A registry that exports renamed families under their old names, too, for one release."""
-
-    def __init__(self, families: Iterable[Family] = ()) -> None:
-        super().__init__()
-        self._renamed: dict[str, Family] = {}
-        self.declare(families)
-
-    def declare(self, families: Iterable[Family]) -> None:
-        """Note which of ``families`` have an old name."""
-        self._renamed.update((_base(family.name), family) for family in families if family.old)
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family; behind a renamed one, its copy under the old name."""
-        for metric in super().collect():
-            yield metric
-            if metric.name in self._renamed:
-                yield _copy(metric, self._renamed[metric.name])
-
-
-def _base(name: str) -> str:
-    return name.removesuffix("_total")
-
-
-def _copy(metric: Metric, family: Family) -> Metric:
-    """``metric`` under its old name; its help names the new one."""
-    new, old = _base(family.name), _base(family.old)
-    copy = Metric(old, f"Old name of {family.name}; the next release does not export it.", metric.type)
-    copy.samples = [sample._replace(name=old + sample.name.removeprefix(new)) for sample in metric.samples]
-    return copy
 
 
 _WHO = ("workload", "owner")
@@ -231,7 +186,7 @@ class Metrics:
         self._energy = self._histogram("joulery_request_energy_joules", ENERGY_BUCKETS_J)
         self._outcomes: dict[tuple[str, Outcome], Counter] = {}
         self._answers: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
-        self._causes = _Bounded()
+        self._causes = Bounded()
         self.registry.register(_SnapshotCollector(latest))
 
     def add(self, services: Iterable[str]) -> None:
@@ -279,25 +234,12 @@ class Metrics:
         return Histogram(name, family.help, family.labels, buckets=buckets, registry=self.registry)
 
 
-class _Bounded:
-    """At most ``MAX_LABELS`` distinct values of a label; what comes later is ``other``."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def __call__(self, value: str) -> str:
-        if value not in self._seen and len(self._seen) >= MAX_LABELS:
-            return OTHER
-        self._seen.add(value)
-        return value
-
-
 class _SnapshotCollector(Collector):
     """Presents the latest snapshot; holds nothing but which owners and workloads were seen first."""
 
     def __init__(self, latest: Callable[[], NowSnapshot | None]) -> None:
         self._latest = latest
-        self._workloads, self._owners = _Bounded(), _Bounded()
+        self._workloads, self._owners = Bounded(), Bounded()
 
     def describe(self) -> Iterator[Metric]:
         """The families without their values, so that registering asks for no snapshot."""
@@ -378,7 +320,4 @@ def _services(snapshot: NowSnapshot) -> Iterator[Metric]:
 
 
 def _metric(name: str) -> CounterMetricFamily | GaugeMetricFamily:
-    family = _BY_NAME[name]
-    if family.kind == "counter":
-        return CounterMetricFamily(name, family.help, labels=family.labels)
-    return GaugeMetricFamily(name, family.help, labels=family.labels)
+    return family_metric(_BY_NAME[name])

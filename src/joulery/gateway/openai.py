@@ -30,6 +30,7 @@ from joulery.gateway.openai_protocol import (
     usage_chunk,
     with_cost,
 )
+from joulery.runtime.llm.family import LanguageFamily, family_of
 from joulery.runtime.llm.service import GenerationTask, LLMService
 from joulery.steady_time import unix_s
 
@@ -42,6 +43,8 @@ PATHS = {
     "/v1/responses": GenerationKind.RESPONSE,
     "/v1/embeddings": GenerationKind.EMBEDDING,
 }
+_ELSEWHERE = frozenset({Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CRASHED})
+"""Outcomes after which another model of a family may answer, if the client got nothing yet."""
 _JSON = (b"content-type", b"application/json")
 _EVENTS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -55,6 +58,7 @@ class OpenAIRoutes:
         telemetry: Called with the record of every request that ended.
         watches: Called with the name of the model and the cost of each answer.
         aliases: Names of models by other names that clients may use.
+        families: Names of several models each, of which one is chosen for each request.
     """
 
     def __init__(
@@ -64,9 +68,10 @@ class OpenAIRoutes:
         telemetry: Sequence[Telemetry] = (),
         watches: Sequence[Callable[[str, RequestRecord, GenerationCost], None]] = (),
         aliases: Mapping[str, str] | None = None,
+        families: Sequence[LanguageFamily] = (),
     ) -> None:
         self.llms, self.telemetry, self.aliases = llms, tuple(telemetry), dict(aliases or {})
-        self.bodies, self._watches = bodies, tuple(watches)
+        self.bodies, self._watches, self.families = bodies, tuple(watches), tuple(families)
         self._created_s = round(time.time())
 
     async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
@@ -90,17 +95,19 @@ class OpenAIRoutes:
         """Whether the engine of every model accepts requests."""
         return all(llm.engine.ready for llm in self.llms.values())
 
-    def llm(self, model: str) -> LLMService:
-        """The service of a model.
+    def candidates(self, model: str) -> tuple[LanguageFamily | None, list[LLMService]]:
+        """The services that may answer a request for a model, the first choice first; and the family it asks for.
 
         Raises:
             RequestError: There is no such model.
         """
+        if (family := family_of(self.families, model)) is not None:
+            return family, [self.llms[name] for name in family.choose()]
         llm = self.llms.get(self.aliases.get(model, model))
         if llm is None:
-            names = ", ".join(sorted((*self.llms, *self.aliases)))
+            names = ", ".join(sorted((*self.llms, *self.aliases, *(one.name for one in self.families))))
             raise RequestError(f"no model {model[:100]!r}; available: {names}", Outcome.UNKNOWN)
-        return llm
+        return None, [llm]
 
     def ended(self, model: str, record: RequestRecord, cost: GenerationCost | None) -> None:
         """A request has ended."""
@@ -113,6 +120,7 @@ class OpenAIRoutes:
     def _describe(self, path: str) -> dict[str, Any]:
         owners = {name: llm.owner for name, llm in self.llms.items()}
         owners |= {alias: owners[name] for alias, name in self.aliases.items()}
+        owners |= {one.name: one.owner for one in self.families}
         if path == "/v1/models":
             return models_document(self._created_s, owners)
         name = unquote(path.removeprefix("/v1/models/"))
@@ -130,6 +138,7 @@ class _Conversation:
         self._job: GenerationTask | None = None
         self._model = ""
         self._begun = False
+        self._family: LanguageFamily | None = None
         self._request_id = b""
 
     async def run(self, scope: Scope, receive: Receive) -> None:
@@ -143,13 +152,15 @@ class _Conversation:
             body = await self._routes.bodies.read(headers, receive)
             request = parse_request(self._kind, body, timeout_s=timeout_s, headers=headers)
             self._request_id = headers.get(b"x-request-id", b"")
-            llm = self._routes.llm(request.model)
-            self._model = llm.name
-            self._job = llm.accept(request)
-            if request.stream:
-                await self._stream(self._job, request)
-            else:
-                await self._whole(self._job)
+            self._family, llms = self._routes.candidates(request.model)
+            for index, llm in enumerate(llms):
+                try:
+                    await self._answer(llm, request)
+                    break
+                except RequestError as error:
+                    if self._begun or index == len(llms) - 1 or error.outcome not in _ELSEWHERE:
+                        raise
+                    self._go_elsewhere(llm, error)
             self._record(Outcome.OK)
         except RequestError as error:
             await self._fail(error)
@@ -163,6 +174,22 @@ class _Conversation:
             self._routes.bodies.give_back(body)
             if self._exchange is not None:
                 self._exchange.end()
+
+    def _go_elsewhere(self, llm: LLMService, error: RequestError) -> None:
+        """Another model of the family answers: what this one spent is recorded, and it gets no requests for a while."""
+        if self._family is not None and error.outcome is not Outcome.OVERLOADED:
+            self._family.failed(llm.name)
+        if self._job is not None and self._job.cost is not None and self._job.attempts:
+            self._record(error.outcome)
+
+    async def _answer(self, llm: LLMService, request: GenerationRequest) -> None:
+        """Have one model answer."""
+        self._model, self._job = llm.name, None
+        self._job = llm.accept(request)
+        if request.stream:
+            await self._stream(self._job, request)
+        else:
+            await self._whole(self._job)
 
     async def _whole(self, job: GenerationTask) -> None:
         answer: GenerationEvent | None = None
@@ -256,6 +283,8 @@ class _Conversation:
             attempts=0 if job is None else job.attempts,
             energy=share,
         )
+        if self._family is not None:
+            self._family.ended(record)
         self._routes.ended(self._model, record, cost)
 
 

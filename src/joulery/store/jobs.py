@@ -11,20 +11,24 @@
     FOLDER/jobs/lock                 held while a process reads jobs and acts on them
 
 A job's number is the name of its folder, which only one submitter can make: submitting needs no lock.
+What power limits did to jobs of one kind is kept beside them, a file a kind (:class:`JobLimitBook`).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from joulery.domain.errors import DataError
+from joulery.domain.errors import CapabilityError, DataError
 from joulery.store.files import disk_errors, read_json, write_atomically
 
 
@@ -108,3 +112,44 @@ class JobBook:
         if not self._folder.is_dir():
             return []
         return [int(entry.name) for entry in self._folder.iterdir() if entry.name.isdigit()]
+
+
+_MOST = 64
+"""Points read of a kind; more is no file of joulery's."""
+Points = tuple[tuple[float, float, float], ...]
+"""Limit as a share of full power, slowdown, share of power."""
+
+
+class JobLimitBook:
+    """What power limits did to jobs of one kind, a file a kind: the next job of the kind starts from it.
+
+    Args:
+        folder: Where; made with the first file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, kind: str) -> Points:
+        """The points of a kind; none where it has none, or where its file is damaged."""
+        try:
+            rows = json.loads(self._file(kind).read_text())["points"]
+            points = tuple((float(ratio), float(slowdown), float(power)) for ratio, slowdown, power in rows[:_MOST])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ()
+        sound = all(0 < ratio < 1 and 0 < s < math.inf and 0 < power < math.inf for ratio, s, power in points)
+        return points if sound else ()
+
+    def write(self, kind: str, points: Sequence[tuple[float, float, float]]) -> bool:
+        """Replace the points of a kind; False where the disk refuses."""
+        content = json.dumps({"schema": "joulery.job-limits/1", "kind": kind, "points": [*map(list, points)]})
+        try:
+            with disk_errors(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._file(kind), lambda file: file.write(content.encode() + b"\n"))
+        except CapabilityError:
+            return False
+        return True
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"{hashlib.blake2b(kind.encode(), digest_size=12).hexdigest()}.json"

@@ -1,9 +1,10 @@
 """Plans as JSON objects (schema ``joulery.plan/1``): the one writer of every plan.
 
 ``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
-pipeline stages, with a clock a GPU) or ``layouts`` (variants on MIG slices). Every kind has ``policy``, ``quality``,
-``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``. A plan of shares of preset
-``joint`` adds its objective, power and certificate.
+pipeline stages, with a clock a GPU), ``layouts`` (variants on MIG slices) or ``language`` (replicas of language
+models). Every kind has ``policy``, ``quality``,
+``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``, ``optimal`` and ``binding``. A plan of shares of
+preset ``joint`` adds its objective, power and certificate.
 :mod:`joulery.store.plans` reads them.
 """
 
@@ -14,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from joulery.domain.gpu.language_plan import LanguagePlan, LanguageReplicas
 from joulery.domain.gpu.layout_plan import LayoutPlan
 from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
@@ -21,12 +23,14 @@ from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
 
 SCHEMA = "joulery.plan/1"
-Plan = ProvisionPlan | PipelinePlan | LayoutPlan
+Plan = ProvisionPlan | PipelinePlan | LayoutPlan | LanguagePlan
 """Any plan."""
 
 
 def document_of(plan: Plan) -> dict[str, Any]:
     """The plan as one JSON object."""
+    if isinstance(plan, LanguagePlan):
+        return _language_document(plan)
     if isinstance(plan, LayoutPlan):
         return _layouts_document(plan)
     return _stages_document(plan) if isinstance(plan, PipelinePlan) else _shares_document(plan)
@@ -94,6 +98,8 @@ def _compared(plan: Plan) -> dict[str, Any]:
             "saving_ratio": plan.saving_ratio,
             "violations": len(plan.violations),
         }
+    if isinstance(plan, LanguagePlan):
+        return {"policy": plan.policy, "gpus": plan.gpus, "cost_w": plan.power_w, "violations": 0}
     if isinstance(plan, LayoutPlan):
         return {"policy": plan.policy, "gpus": plan.gpus_on, "cost_w": plan.cost_w, "violations": 0}
     certificate = plan.certificate
@@ -352,3 +358,100 @@ def _layouts_gpus(plan: LayoutPlan) -> list[dict[str, Any]]:
         for layout in plan.layouts
         for _ in range(layout.count)
     ]
+
+
+def _language_document(plan: LanguagePlan) -> dict[str, Any]:
+    tightest = min(
+        ((part.slack_ratio, each, part) for each in plan.replicas for part in each.parts), key=lambda found: found[0]
+    )
+    return {
+        **_head(plan, "language", _language_gpus(plan)),
+        "objective": plan.objective,
+        "objective_value": plan.objective_value,
+        "bound": plan.bound._asdict(),
+        "gap_ratio": plan.bound.gap_ratio,
+        "optimal": plan.bound.gap_ratio <= 1e-9,
+        "power_w": plan.power_w,
+        "carbon_g_per_hour": plan.carbon_g_per_hour,
+        "intensity_g_per_kwh": plan.g_per_kwh,
+        "pue": plan.pue,
+        "candidates": plan.candidates,
+        "services": [_replicas_document(each) for each in plan.replicas],
+        "alternatives": [each._asdict() for each in plan.alternatives],
+        "violations": [
+            {"workload": each.service, "what": name, "predicted": finite(seconds), "allowed": part.limit_s}
+            for each in plan.violations
+            for name, seconds in each.simulated_s
+            for part in each.parts
+            if part.name == name and seconds > part.limit_s
+        ],
+        "binding": {
+            "workload": tightest[1].service,
+            "what": tightest[2].name,
+            "slack_ratio": tightest[0],
+        },
+        "source": plan.source,
+        "notes": list(plan.notes),
+    }
+
+
+def _language_gpus(plan: LanguagePlan) -> list[dict[str, Any]]:
+    """Every GPU with what runs on it; the GPUs of one replica stand one after the other."""
+    found = []
+    for each in plan.replicas:
+        for replica in range(1, each.count + 1):
+            for shard in range(1, each.gpus + 1):
+                instance = {
+                    "workload": each.service,
+                    "model": each.model,
+                    "variant": each.variant,
+                    "mode": "whole",
+                    "clock_mhz": None,
+                    "accuracy_ratio": each.quality_ratio,
+                    "replica": replica,
+                    "replicas": each.count,
+                    "shard": shard,
+                    "shards": each.gpus,
+                    "rate_rps": each.rate_rps,
+                    "max_num_seqs": each.max_num_seqs,
+                }
+                found.append(
+                    {
+                        "type": each.gpu,
+                        "usd_per_hour": each.usd_per_hour / each.gpus,
+                        "mode": "whole",
+                        "clock_mhz": None,
+                        "power_w": each.power_w / each.gpus,
+                        "host_w": each.host_w / each.gpus,
+                        "instances": [instance],
+                    }
+                )
+    return found
+
+
+def _replicas_document(each: LanguageReplicas) -> dict[str, Any]:
+    return {
+        "workload": each.service,
+        "model": each.model,
+        "precision": each.precision,
+        "variant": each.variant,
+        "mode": "whole",
+        "clock_mhz": None,
+        "accuracy_ratio": each.quality_ratio,
+        "gpu": each.gpu,
+        "gpus_a_replica": each.gpus,
+        "replicas": each.count,
+        "max_num_seqs": each.max_num_seqs,
+        "rate_rps": each.rate_rps,
+        "in_flight": each.in_flight,
+        "power_w": each.power_w,
+        "host_w": each.host_w,
+        "usd_per_hour": each.usd_per_hour,
+        "energy_per_token_j": each.energy_per_token_j,
+        "basis": each.basis,
+        "error_ratio": each.error_ratio,
+        "slo": [
+            {**part._asdict(), "slack_ratio": part.slack_ratio, "simulated_s": dict(each.simulated_s).get(part.name)}
+            for part in each.parts
+        ],
+    }

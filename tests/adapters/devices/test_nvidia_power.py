@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from joulery.adapters.devices.nvidia_power import NvidiaPower
+from joulery.adapters.devices.power.nvidia_power import NvidiaPower
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.gpu.device import PowerSetting
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.devices.rapl_power import RaplPower
+from joulery.adapters.devices.power.rapl_power import RaplPower
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.device import PowerSetting
 from tests.fakes.powercap import PowercapFiles, limits, powercap_tree

@@ -103,6 +103,16 @@ def test_time_alone_keeps_full_power_where_any_limit_slows() -> None:
     assert run.state.ratio == 1.0
 
 
+@settings(max_examples=40, deadline=None)
+@given(noise=st.lists(st.floats(-0.004, 0.004), min_size=6, max_size=6))
+def test_limits_that_a_job_does_not_feel_do_not_end_the_search(noise: list[float]) -> None:
+    """A job that draws 60 % of its limit: the first three trials differ by noise alone."""
+    powers = {ratio: min(1.0, ratio / 0.6) * (1 + e) for ratio, e in zip(LIMIT_RATIOS, noise, strict=True)}
+    run = run_limited_job(TUNER, response_of(dict.fromkeys(RATIOS, 1.0), powers), 3000.0, full_w=180.0, board_w=300.0)
+    assert run.state.tried == LIMIT_RATIOS
+    assert run.state.ratio == 0.5
+
+
 def test_a_limit_beyond_the_bound_is_left_and_no_lower_one_is_tried() -> None:
     speeds = dict(zip(RATIOS, (1.0, 1.0, 0.5, 0.4, 0.3, 0.2, 0.1), strict=True))
     run = run_limited_job(TUNER, response_of(speeds), 3000.0, full_w=300.0, board_w=300.0)

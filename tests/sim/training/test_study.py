@@ -238,6 +238,9 @@ def test_what_each_of_them_is_good_for(scheme: str, without: str, what: str, at_
 def test_a_scheme_says_how_it_is_run_or_that_it_is_simulated_only() -> None:
     assert scheme("green").live == "run it with jobs.policy.kind: green"
     assert "SuspendProgram" in scheme("green-sleep").live
+    for kind in ("swift", "lean", "frugal"):
+        assert f"jobs.policy.kind: {kind}," in scheme(kind).live
+        assert scheme(f"green-{kind}").live.endswith(f"{kind} is what can be run")
     assert "theta: 0.5" in scheme("green:theta=0.5").live
     for name in ("green-lean", "green:limit=0.75", "green:eta=0.5", "green:ageing_s=9", "fifo"):
         assert scheme(name).live.startswith("simulated only"), name

@@ -40,8 +40,20 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
             jobs.setdefault(job, []).append(pid)
     found = []
     for number, pids in sorted(jobs.items()):
-        gpus = _gpus(number, variables_of.get(number, {}), prolog)
-        found.append(Placement(number, tuple(sorted(pids)), max(1, len(gpus)), gpus))
+        started = variables_of.get(number, {})
+        gpus = _gpus(number, started, prolog)
+        nodes = started.get("SLURM_JOB_NUM_NODES", "1")
+        user, name = started.get("SLURM_JOB_USER", ""), started.get("SLURM_JOB_NAME", "")
+        found.append(
+            Placement(
+                number,
+                tuple(sorted(pids)),
+                max(1, len(gpus)),
+                gpus,
+                int(nodes) if nodes.isdigit() else 1,
+                f"{user}/{name}" if name else "",
+            )
+        )
     return tuple(found)
 
 

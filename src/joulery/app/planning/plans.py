@@ -28,6 +28,7 @@ from joulery.store.plans import read_plan
 
 SERIES_SCHEMA = "joulery.plan-series/1"
 LAYOUT_PRESETS = ("columns", "clover")
+LANGUAGE_PRESET = "language"
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
 
@@ -102,7 +103,8 @@ class SitePlan:
 def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """Plan the services of a site on its fleet.
 
-    Presets ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a site with ``plan.pipelines``)
+    Preset ``language`` (and any site with ``plan.language`` and no services) plans language models; presets
+    ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a site with ``plan.pipelines``)
     pipeline stages, every other policy shares of GPUs.
 
     Raises:
@@ -111,7 +113,7 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
         InfeasibleError: No plan is within the SLOs.
     """
     options = options or PlanOptions()
-    preset = options.preset or site.plan.preset
+    preset = options.preset or _preset_of(site)
     if preset == "joint":
         from joulery.app.planning.joint import plan_joint_site
 
@@ -123,6 +125,13 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     if options.lock or options.objective is not None:
         flag = "--lock" if options.lock else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
+    if preset == LANGUAGE_PRESET:
+        for flag, given in (("--compare", options.compare), ("--running", options.running)):
+            if given:
+                raise ConfigError(f"plans of language models take no {flag}", pointer=flag, hint="leave it out")
+        from joulery.app.planning.language import plan_language_models
+
+        return SitePlan(plan_language_models(site, options.g_per_kwh))
     if preset in LAYOUT_PRESETS:
         for flag, given in (("--compare", options.compare), ("--running", options.running)):
             if given:
@@ -139,6 +148,11 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
         plan = plan_stages(staged, preset)
         return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
     return _plan_shares(share_request(site), preset, options)
+
+
+def _preset_of(site: Site) -> str:
+    """The preset that a site asks for; that of language models where it plans nothing else."""
+    return LANGUAGE_PRESET if site.plan.language is not None and not site.services else site.plan.preset
 
 
 def plan_site_series(site: Site, preset: str | None, max_migrations: int) -> SeriesPlan:

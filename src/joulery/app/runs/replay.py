@@ -13,6 +13,7 @@ from typing import Any
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
+from joulery.policies.language_family import FamilySeen, LanguageFamilyPolicy
 from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy
@@ -26,6 +27,7 @@ _POLICIES: Mapping[str, tuple[Any, Any]] = {
     PredictiveSearch.name: (ServicePolicy, Observation),
     TrialSearch.name: (ServicePolicy, Observation),
     StandbyPolicy.name: (StandbyPolicy, StandbyObservation),
+    LanguageFamilyPolicy.name: (LanguageFamilyPolicy, FamilySeen),
 }
 """Policies by the name they log, with what they observe."""
 

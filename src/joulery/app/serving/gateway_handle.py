@@ -51,6 +51,7 @@ class GatewayHandle:
             self.engine(site, ()),
             limits=Limits.of(int(site.serving.body_bytes)),
             token=self.token,
+            open_monitoring=site.serving.open_monitoring,
             admin=admin_app(self.metrics, pages(self._latest)),
         )
         serving = site.serving

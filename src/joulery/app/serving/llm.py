@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -17,12 +17,15 @@ from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
-from joulery.config.language import LanguageModelConfig, LlamaEngineConfig, UpstreamConfig
-from joulery.config.site import Site
+from joulery.config.language import LanguageFamilyConfig, LanguageModelConfig, LlamaEngineConfig, UpstreamConfig
+from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.serving.generation import GenerationRequest, LLMEngine
+from joulery.policies.language_family import LanguageFamilyPolicy
 from joulery.policies.ordering import Aging
+from joulery.policies.serving.objective import ServiceObjectives
+from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
@@ -47,6 +50,7 @@ class LLMSite:
         grid: The carbon intensity.
         notes: Notes about meters and devices, one sentence each.
         devices: Devices of this machine that run each model (``cpu``, ``gpu:0``); none for a remote one.
+        families: Several models behind one name each.
     """
 
     llms: dict[str, LLMService]
@@ -55,6 +59,7 @@ class LLMSite:
     grid: LiveIntensity
     notes: tuple[str, ...]
     devices: dict[str, tuple[str, ...]]
+    families: tuple[LanguageFamily, ...] = ()
 
 
 def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEngine:
@@ -121,7 +126,22 @@ def open_llm_site(
         stack.push_async_callback(llm.close)
     devices = {config.name: _devices(config) for config in site.language_models}
     notes = (*_notes(found), *_unmetered(meter, llms))
-    return LLMSite(llms, _aliases(site), meter, grid, notes, devices)
+    families = tuple(_family(site, config, llms, grid) for config in site.language_families)
+    return LLMSite(llms, _aliases(site), meter, grid, notes, devices, families)
+
+
+def _family(
+    site: Site, config: LanguageFamilyConfig, llms: Mapping[str, LLMService], grid: LiveIntensity
+) -> LanguageFamily:
+    """A family of the site's language models."""
+    policy = LanguageFamilyPolicy(
+        config.name,
+        {one.model: one.accuracy_ratio for one in config.variants},
+        ServiceObjectives(config.lambda_ratio, config.slo.as_slo(), config.minimum_accuracy_ratio),
+        config.base_g_per_kwh,
+    )
+    models = {one.model: llms[one.model] for one in config.variants}
+    return LanguageFamily(policy, models, grid.at, acts=site.mode is Mode.ACT)
 
 
 def _devices(config: LanguageModelConfig) -> tuple[str, ...]:

@@ -40,7 +40,12 @@ def mount_llms(
     models = HostedModels(text.llms, [service.name for service in site.services])
     watch = LLMMetrics(metrics.registry, text.llms, text.meter)
     gateway.text = OpenAIRoutes(
-        text.llms, gateway.bodies, [metrics.request, models.request], [watch.ended, models.charge], text.aliases
+        text.llms,
+        gateway.bodies,
+        [metrics.request, models.request],
+        [watch.ended, models.charge],
+        text.aliases,
+        text.families,
     )
     return text, models
 
@@ -51,6 +56,10 @@ def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
         order = "FIFO" if llm.settings.aging is None else "shortest predicted first"
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
         yield "model", f"{llm.name}: {llm.engine.name}, {order}, {keeper}"
+    for family in text.families:
+        accuracy = family.policy.accuracy_ratio
+        names = ", ".join(f"{name} {100 * accuracy[name]:.1f} %" for name in family.models)
+        yield "family", f"{family.name}: {names}{'' if family.acts else f'; mode advise: {family.policy.best} answers'}"
     for note in text.notes:
         yield "meter", note
 

@@ -12,7 +12,6 @@ import orjson
 
 from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
 from joulery.app.serving.gateway_handle import GatewayHandle
-from joulery.config.language import LanguageModelConfig
 from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.config.site import Site
 from joulery.domain.serving.tensors import Tensor
@@ -27,7 +26,11 @@ AnyLoad = LoadConfig | LLMLoad
 
 def longest_s(site: Site) -> float | None:
     """Duration of the longest load of a site; None where there is none."""
-    loads = (*(site.load_of(service) for service in site.services), *(model.load for model in site.language_models))
+    loads = (
+        *(site.load_of(service) for service in site.services),
+        *(model.load for model in site.language_models),
+        *(family.load for family in site.language_families),
+    )
     return max((load.duration_s for load in loads if load is not None), default=None)
 
 
@@ -45,7 +48,7 @@ def scaled(site: Site, duration_s: float | None) -> Site:
         "load": stretched(site.load),
         **{
             name: tuple(one.model_copy(update={"load": stretched(one.load)}) for one in getattr(site, name))
-            for name in ("services", "language_models")
+            for name in ("services", "language_models", "language_families")
         },
     }
     replay = getattr(site.carbon, "replay", None)
@@ -102,31 +105,31 @@ class Loads:
         )
         self._begin(one.name, plan)
 
-    def start_llm(self, model: LanguageModelConfig) -> None:
-        """Start the load of a language model, if it has one; its result is kept under :func:`text_key`.
+    def start_llm(self, name: str, load: LLMLoad | None, deadline_s: float) -> None:
+        """Start the load of a language model or a family, if it has one; its result is kept under :func:`text_key`.
 
         Raises:
             JouleryError: The prompts cannot be read.
         """
-        if model.load is None:
+        if load is None:
             return
         folder = self._session.writer.path
-        prompts = folder / SAMPLES / f"prompts-{model.name}.json"
+        prompts = folder / SAMPLES / f"prompts-{name}.json"
         with disk_errors(prompts):
-            prompts.write_bytes(orjson.dumps(read_prompts(model.load.prompts)))
+            prompts.write_bytes(orjson.dumps(read_prompts(load.prompts)))
         plan = LoadPlan(
             url=self._gate.server.url,
             certificate=self._certificate,
-            service=model.name,
+            service=name,
             inputs=str(prompts),
-            out=str(folder / f"client-text-{model.name}.parquet"),
-            rate_rps=model.load.rate_rps,
-            duration_s=model.load.duration_s,
-            seed=model.load.seed,
-            timeout_s=model.deadline_s,
-            max_tokens=model.load.max_tokens,
+            out=str(folder / f"client-text-{name}.parquet"),
+            rate_rps=load.rate_rps,
+            duration_s=load.duration_s,
+            seed=load.seed,
+            timeout_s=deadline_s,
+            max_tokens=load.max_tokens,
         )
-        self._begin(text_key(model.name), plan)
+        self._begin(text_key(name), plan)
 
     def end(self, name: str | None = None) -> None:
         """Ask the load of a service, or every load, to send nothing more."""

@@ -240,6 +240,8 @@ async def _language_models(
         view.fact(name, fact)
     await _unless_stopped(start_llms(text), stop)
     session.host(models)
+    for family in text.families:
+        session.steer(family)
     keeping = asyncio.create_task(settle_llm_meter(text), name="text meter")
     stack.callback(keeping.cancel)
 
@@ -320,7 +322,11 @@ async def _serve(
             for one in session.services.values():
                 loads.start(one)
             for model in session.site.language_models:
-                loads.start_llm(model)
+                loads.start_llm(model.name, model.load, model.deadline_s)
+            for family in session.site.language_families:
+                loads.start_llm(
+                    family.name, family.load, max(model.deadline_s for model in session.site.language_models)
+                )
             loading = asyncio.create_task(loads.outcomes(), name="load")
             await asyncio.wait({running, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
             if not loading.done():
@@ -387,6 +393,10 @@ def _report(
         {**entry, **client_figures(results.get(text_key(entry["model"])))}
         for entry in finished.report["language_models"]
     ]
+    families = [
+        {**entry, **client_figures(results.get(text_key(entry["family"])))}
+        for entry in finished.report["language_families"]
+    ]
     alone = {} if entries else client_figures(LoadResult.together(list(results.values())))
     return {
         **finished.report,
@@ -395,6 +405,7 @@ def _report(
         "profile": "; ".join(dict.fromkeys(profiled.values())),
         "services": entries,
         "language_models": models,
+        "language_families": families,
         "run": str(finished.path),
         "dashboard": dashboard,
     }

@@ -8,6 +8,7 @@ from typing import Protocol
 from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
+from joulery.policies.language_family import SET_SHARES
 from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
 from joulery.policies.serving.trial_search import TrialSearch
@@ -24,6 +25,8 @@ def announced(record: DecisionRecord) -> bool:
     Layouts kept without a trial stand in the report only.
     """
     decision = record.decision
+    if decision.kind == SET_SHARES:
+        return True
     if decision.kind == SET_WEIGHTS:
         return decision.cause in ("threat", "split")
     changed = decision.kind in (SET_LAYOUT, RUN_PLAN) and decision.cause != "start"

@@ -20,7 +20,7 @@ from joulery.domain.cluster import ClusterSnapshot
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource, ClusterBackend
 from joulery.policies.training.carbon_shift import ShiftRule
-from joulery.policies.training.green import Green, green_paper
+from joulery.policies.training.green import LEAN, Green, green_paper
 from joulery.runtime.schedule.energy import FirstSource, StatedPower
 from joulery.runtime.schedule.spool import SpoolReader
 from joulery.store.jobs import JobBook
@@ -145,7 +145,9 @@ def green_policy(jobs: JobsConfig) -> Green:
     config = jobs.policy
     quantum_s = jobs.quantum_s
     own_bounds = Green(preempt_after_s=quantum_s, progress_after_s=quantum_s, ceiling_gpu_s=_CEILING_QUANTA * quantum_s)
-    policy = own_bounds if config.kind == "green" else green_paper()
+    policy = green_paper() if config.kind == "green-paper" else own_bounds
+    if config.kind in LEAN:
+        policy = replace(policy, **LEAN[config.kind], name=config.kind)
     if config.by_progress is not None:
         policy = replace(policy, progress_after_s=quantum_s if config.by_progress else None)
     own: dict[str, Any] = {
@@ -164,7 +166,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         policy,
         mu=config.mu,
         theta=config.theta,
-        cap=config.cap,
+        cap=policy.cap if config.cap is None else config.cap,
         carbon_gamma=config.carbon_gamma,
         starve_ratio=config.starve,
         node_gpus=config.node_slots,

@@ -43,11 +43,11 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
 
         return NvidiaMps(**options)
     if spec.kind == "nvidia-power":
-        from joulery.adapters.devices.nvidia_power import NvidiaPower
+        from joulery.adapters.devices.power.nvidia_power import NvidiaPower
 
         return NvidiaPower(**options)
     if spec.kind == "rapl-power":
-        from joulery.adapters.devices.rapl_power import RaplPower
+        from joulery.adapters.devices.power.rapl_power import RaplPower
 
         return RaplPower(**options)
     for plug_in in entry_points(group="joulery.devices", name=spec.kind):

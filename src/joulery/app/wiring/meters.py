@@ -16,16 +16,18 @@ from joulery.runtime.measuring.share import OpenMeters
 if TYPE_CHECKING:
     from joulery.domain.ports import Meter
 
-KINDS = ("rapl", "nvml", "cpu-model", "replay", "fake")
+KINDS = ("rapl", "nvml", "dcgm", "cpu-model", "replay", "fake")
 PREFERRED = ("rapl", "nvml", "cpu-model")
 """Tried in this order unless meters are named: each device is read by the first meter that can."""
+DCGM = "http://localhost:9400/metrics"
+"""Default address of NVIDIA's DCGM exporter."""
 
 
 def parse_meter(text: str) -> MeterSpec:
     """A meter as it is named on the command line.
 
-    ``rapl``, ``nvml``, ``cpu-model``, ``cpu-model:IDLE,MAX`` (watts of the machine), ``replay:FILE``, ``fake:WATTS``,
-    ``fake:FILE`` (a script), or the name of a plug-in.
+    ``rapl``, ``nvml``, ``dcgm:URL``, ``cpu-model``, ``cpu-model:IDLE,MAX`` (watts of the machine), ``replay:FILE``,
+    ``fake:WATTS``, ``fake:FILE`` (a script), or the name of a plug-in.
 
     Raises:
         ConfigError: It is none of these.
@@ -34,6 +36,8 @@ def parse_meter(text: str) -> MeterSpec:
     if kind == "cpu-model" and colon:
         idle, _, most = rest.partition(",")
         return MeterSpec(kind, {"idle_w": _watts(text, idle), "max_w": _watts(text, most)})
+    if kind == "dcgm":
+        return MeterSpec(kind, {"address": rest or DCGM})
     if kind == "replay":
         return MeterSpec(kind, {"file": str(Path(rest).absolute())})
     if kind == "fake":
@@ -100,6 +104,10 @@ def open_meter(spec: MeterSpec) -> Meter:
         from joulery.adapters.meters.nvml import open_nvml
 
         return open_nvml(importlib.import_module(options["module"]) if "module" in options else None)
+    if spec.kind == "dcgm":
+        from joulery.adapters.meters.dcgm import open_dcgm
+
+        return open_dcgm(options.get("address", DCGM))
     if spec.kind == "cpu-model":
         from joulery.adapters.meters.cpu_model import open_cpu_model
 

@@ -144,6 +144,7 @@ class DeviceCapability:
         clocks_mhz: Clocks that can be asked for, ascending; empty for other knobs.
         limits_w: Lowest and highest power limit that can be asked for, W; empty for other knobs.
         default_w: The factory's power limit, W; NaN for other knobs and where it is unknown.
+        parts: Parts of the device that have such a limit each: packages of a CPU.
         profiles: MIG profiles the board offers; empty for other knobs.
         emulated: True where nothing real is set.
         uuid: The vendor's identity of the device, the same in every container; empty where it has none.
@@ -161,6 +162,7 @@ class DeviceCapability:
     uuid: str = ""
     limits_w: tuple[float, ...] = ()
     default_w: float = math.nan
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,7 @@ A100_40GB = _seven_slices(
 A100_80GB = _seven_slices("A100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, A100-SXM4-80GB")
 H100_80GB = _seven_slices("H100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, H100-SXM5-80GB")
 H200_141GB = _seven_slices("H200-141GB", "7g.141gb 4g.71gb 3g.71gb 2g.35gb 1g.18gb", f"{_GUIDE}, H200-SXM5-141GB")
+B200_180GB = _seven_slices("B200-180GB", "7g.180gb 4g.90gb 3g.90gb 2g.45gb 1g.23gb", f"{_GUIDE}, B200-SXM6-180GB")
 """The same nineteen cuts: these GPUs are sliced alike, their slices are larger."""
 A30_24GB = MigMenu(
     gpu="A30-24GB",
@@ -258,7 +259,7 @@ A30_24GB = MigMenu(
     ),
     source=f"{_GUIDE}, A30",
 )
-MENUS = (A100_40GB, A100_80GB, H100_80GB, H200_141GB, A30_24GB)
+MENUS = (A100_40GB, A100_80GB, H100_80GB, H200_141GB, B200_180GB, A30_24GB)
 """Every GPU whose cuts are known here."""
 
 

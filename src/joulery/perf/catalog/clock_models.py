@@ -12,48 +12,44 @@ from dataclasses import replace
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
+from joulery.perf.catalog import gpu_types
+from joulery.perf.catalog.gpu_types import GpuTypeFacts
 from joulery.perf.power.clock_curves import V100, ClockModel
 
 
-def _carried_over(
-    name: str,
-    min_mhz: float,
-    max_mhz: float,
-    flops: float,
-    bandwidth: float,
-    cap_w: float,
-    memory_bytes: float,
-    source: str,
-) -> ClockModel:
-    """A GPU type with its own data sheet and the V100's shape."""
-    clock, power = max_mhz / V100.max_mhz, cap_w / V100.cap_w
+def _carried_over(name: str, facts: GpuTypeFacts) -> ClockModel:
+    """A GPU type with its own data sheet and the V100's shape.
+
+    Raises:
+        ValueError: The catalog does not know its clocks.
+    """
+    if facts.max_mhz is None or facts.min_mhz is None:
+        raise ValueError(f"the clocks of {facts.name} are unknown")
+    clock, power = facts.max_mhz / V100.max_mhz, facts.tdp_w / V100.cap_w
     return replace(
         V100,
         name=name,
-        min_mhz=min_mhz,
-        max_mhz=max_mhz,
+        min_mhz=facts.min_mhz,
+        max_mhz=facts.max_mhz,
         knee_mhz=V100.knee_mhz * clock,
         bandwidth_mhz=tuple(mhz * clock for mhz in V100.bandwidth_mhz),
-        peak_flops=flops,
-        peak_bandwidth=bandwidth,
+        peak_flops=facts.flops["fp32"],
+        peak_bandwidth=facts.bandwidth_bytes_s,
         busy_w=V100.busy_w * power,
         busy_dynamic_w=V100.busy_dynamic_w * power,
         idle_w=V100.idle_w * power,
         idle_dynamic_w=V100.idle_dynamic_w * power,
-        cap_w=cap_w,
-        memory_bytes=memory_bytes,
-        source=f"clocks, peaks and power limit: {source}; shape of the curves: the V100's, assumed",
+        cap_w=facts.tdp_w,
+        memory_bytes=facts.memory_bytes,
+        source=f"clocks, peaks (32-bit floats) and power limit: {facts.source}; "
+        "shape of the curves: the V100's, assumed",
         quality=Quality.ASSUMED,
     )
 
 
-A100 = _carried_over(
-    "A100", 210.0, 1410.0, 19.5e12, 1555e9, 400.0, 40 * 2.0**30, "NVIDIA A100 data sheet (SXM4, 40 GB; 32-bit floats)"
-)
+A100 = _carried_over("A100", gpu_types.A100_40GB)
 """Emulated NVIDIA A100 SXM4 40 GB."""
-H100 = _carried_over(
-    "H100", 210.0, 1980.0, 67e12, 3350e9, 700.0, 80 * 2.0**30, "NVIDIA H100 data sheet (SXM5, 80 GB; 32-bit floats)"
-)
+H100 = _carried_over("H100", gpu_types.H100)
 """Emulated NVIDIA H100 SXM5 80 GB."""
 _MODELS = {"v100": V100, "a100": A100, "h100": H100}
 

@@ -28,8 +28,9 @@ _AFFORDED = 0.25
 """Share of a trial that its job must be able to lose: a limit that loses more is certainly beyond the bound."""
 _CHANGED = 0.05
 """A speed at full power that differs by more than this is another speed."""
+_NOISE = 0.01
 _RISES = 2
-"""So many limits in a row of rising cost end the search: the cost has one minimum but for noise."""
+"""So many limits in a row that cost more than the least by more than noise end the search: the cost has one minimum."""
 
 
 class LimitPhase(StrEnum):
@@ -107,7 +108,7 @@ class PowerLimitState:
         credit_s: Time the job may still lose.
         points: Limits that were measured and lie within the bound.
         tried: Limits that were measured.
-        rises: How many of the last ones cost more than the one before.
+        rises: How many of the last ones cost more than the least.
         reviewed_s: When full power was measured last.
     """
 
@@ -253,8 +254,8 @@ class PowerLimitTuner:
         if point.slowdown > self.max_slowdown:  # lower limits are slower still
             tried += tuple(ratio for ratio in self.ratios if ratio < point.ratio)
             return self._hold(replace(state, tried=tried), view)
-        before = state.points[-1] if state.points else FULL_POWER
-        rose = self.cost(point, state.full_w, view.full_w) > self.cost(before, state.full_w, view.full_w)
+        least = min(self.cost(other, state.full_w, view.full_w) for other in (FULL_POWER, *state.points))
+        rose = self.cost(point, state.full_w, view.full_w) > (1 + _NOISE) * least
         rises = state.rises + 1 if rose else 0
         if rises >= _RISES or view.known:
             tried += self.ratios

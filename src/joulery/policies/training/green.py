@@ -434,7 +434,7 @@ def green_paper(**changes: object) -> Green:
 LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "swift": MappingProxyType({"gamma_low": 0.75, "cap": 8}),
-        "lean": MappingProxyType({"gamma_low": 0.83, "gamma_from": 0.8, "cap": 8}),
+        "lean": MappingProxyType({"gamma_low": 0.85, "gamma_from": 0.8, "cap": 8}),
         "frugal": MappingProxyType({}),
     }
 )

@@ -76,6 +76,7 @@ class Basis:
             exclusive=self.exclusive,
             carbon=self.carbon,
             pue=self.terms.pue,
+            embodied_g=self.terms.embodied_g(self.t1_s - self.t0_s),
         )
 
     def power_timeline(self) -> tuple[Tick, ...]:

@@ -13,6 +13,7 @@ IDLE_RULES = ("whole", "share", "none")
 """The values of ``accounting.charge.IdleRule``."""
 PERIOD_S = 0.01
 """Default time between two readings: finer separates no GPU kernels, coarser loses short phases."""
+SECONDS_PER_YEAR = 365.25 * 86400
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.001, 1.0
 MAX_CPU_RATIO = 0.03
 """Share of one core the sampler may take before it reads less often."""
@@ -52,25 +53,45 @@ class Terms:
         carbon: Flags that describe the source of carbon intensity (``carbon_from_flags``); empty for none.
         carbon_at_s: Unix seconds at which the run is taken to have started, for the intensity alone; None for when it
             did.
+        embodied_kg: Kilograms of CO2-equivalent that making the machine emitted; 0 for none stated.
+        lifetime_years: Years over which they are spread; 0 where none are stated.
 
     Raises:
-        ConfigError: There is no such rule, or the PUE is below 1.
+        ConfigError: There is no such rule, the PUE is below 1, or one of embodied carbon and lifetime is missing.
     """
 
     idle: str = "whole"
     pue: float = 1.0
     carbon: Mapping[str, str] = field(default_factory=dict)
     carbon_at_s: float | None = None
+    embodied_kg: float = 0.0
+    lifetime_years: float = 0.0
 
     def __post_init__(self) -> None:
         if self.idle not in IDLE_RULES:
             raise ConfigError("no rule for idle energy", pointer="idle", got=self.idle, expected=", ".join(IDLE_RULES))
         if not 1 <= self.pue < float("inf"):
             raise ConfigError("no PUE", pointer="pue", got=f"{self.pue:g}", expected="1 or more")
+        stated = (self.embodied_kg, self.lifetime_years)
+        if stated != (0.0, 0.0) and not all(0 < each < float("inf") for each in stated):
+            raise ConfigError(
+                "embodied carbon and lifetime go together, both above 0",
+                pointer="embodied",
+                got=f"{self.embodied_kg:g} kg over {self.lifetime_years:g} years",
+                expected="such as 1500 kg over 5 years",
+            )
+
+    def embodied_g(self, duration_s: float) -> float:
+        """Grams of the machine's embodied carbon that fall to a time, spread evenly over its lifetime."""
+        if not self.lifetime_years:
+            return 0.0
+        return self.embodied_kg * 1000.0 * max(0.0, duration_s) / (self.lifetime_years * SECONDS_PER_YEAR)
 
     def to_dict(self) -> dict[str, Any]:
         """As kept in a manifest."""
-        return {"idle": self.idle, "pue": self.pue, "carbon": dict(self.carbon), "carbon_at_s": self.carbon_at_s}
+        kept = {"idle": self.idle, "pue": self.pue, "carbon": dict(self.carbon), "carbon_at_s": self.carbon_at_s}
+        embodied = {"embodied_kg": self.embodied_kg, "lifetime_years": self.lifetime_years}
+        return kept | embodied if self.lifetime_years else kept
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Terms:

@@ -81,14 +81,15 @@ def finish(
     served = [replace(_served(session, one, requests, made.basis), labels=labels(one.name)) for one in services]
     energy = _period_energy(served, readings, made.basis)
     found = [compared(one) for one in served]
-    devices = frozenset(device for one in boards for device in one.gpus)
-    cost = RunCost(made.charged, tree_cpu_s(made.basis), load_cpu_s, devices)
-    models = [] if session.models is None else session.models.usage.figures()
+    devices = {device for one in boards for device in one.gpus}
+    cost = RunCost(made.charged, tree_cpu_s(made.basis), load_cpu_s, frozenset(devices))
+    models = session.models.usage.figures() if session.models else []
     figures = {
         **summarise_run(served, cost, found, energy),
         "plans": history.decision_count,
         "controller_cpu_s": session.controller_cpu_s,
         "language_models": models,
+        "language_families": [family.summary() for family in session.families],
         "charges": [
             {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
             for one, part in zip(served, cost.portions(served), strict=True)
@@ -96,10 +97,8 @@ def finish(
     }
     if not served:
         figures |= models_alone(models, figures, made.charged.run)
-    if grid is not None:
-        figures |= _carbon_times(grid, made.basis)
-    else:
-        figures["carbon_reason"] = "the site file names no source of carbon intensity"
+    missing = {"carbon_reason": "the site file names no source of carbon intensity"}
+    figures |= missing if grid is None else _carbon_times(grid, made.basis)
     report = known_numbers(with_clients({**made.report, **figures}, loads or {}))
     write_ticks(writer, with_baseline(ticks, served, found, cost))
     write_requests(writer, requests)

@@ -28,6 +28,7 @@ from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import EnergyShare, InferRequest, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, ServiceLabel, SiteLabel, Tick
+from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
@@ -114,6 +115,7 @@ class ServingSession:
         started_s: When requests could first be answered, Unix seconds; NaN before.
         start_ns, end_ns: The same and the end of the run, monotonic nanoseconds; 0 before.
         models: The language models it serves; None for none.
+        families: Their families.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class ServingSession:
         self.started_s = math.nan
         self.start_ns = self.end_ns = 0
         self.models: HostedModels | None = None
+        self.families: list[LanguageFamily] = []
         self._start_sampler = start_sampler
         self._ticker = Ticker(services, grid, LiveMeters(self.writer.path / SAMPLES, site.pue), site.pue)
         self._sampler: SamplerProcess | None = None
@@ -157,6 +160,12 @@ class ServingSession:
     def govern(self, keeper: ClockController) -> None:
         """Have a device's clock governed while the services run."""
         self._governors.append(keeper.driver(self.writer.log, self._add_clock_decision))
+
+    def steer(self, family: LanguageFamily) -> None:
+        """Have the requests of a family of language models follow its policy while the services run."""
+        self.history.add_policy(family.policy)
+        self.families.append(family)
+        self._governors.append(family.driver(self.history))
 
     def _add_clock_decision(self, record: DecisionRecord) -> None:
         self.history.add_decision(record)

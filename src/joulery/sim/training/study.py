@@ -110,6 +110,7 @@ class Scheme:
         classes: The jobs under the power limits it sets.
         tuner: The policy by which running jobs learn their power limits; None where ``classes`` are as they start.
         runs_as: How ``joulery schedule`` runs it; empty where it is simulated only.
+        instead: The scheme nearest to it that can be run; empty where it can itself, and where there is none.
     """
 
     about: str
@@ -120,11 +121,15 @@ class Scheme:
     classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
     tuner: PowerLimitTuner | None = None
     runs_as: str = ""
+    instead: str = ""
 
     @property
     def live(self) -> str:
         """Whether it can be run, in a few words."""
-        return f"run it with {self.runs_as}" if self.runs_as else "simulated only: joulery schedule cannot run it"
+        if self.runs_as:
+            return f"run it with {self.runs_as}"
+        nearest = f"; {self.instead} is what can be run" if self.instead else ""
+        return f"simulated only: joulery schedule cannot run it{nearest}"
 
 
 def _preset(table: PowerTable) -> dict[int, int]:
@@ -178,7 +183,7 @@ def _lean(kind: str, about: str) -> Scheme:
         sleeping=True,
         classes=partial(_learned, tuner),
         tuner=tuner,
-        runs_as=f"jobs.policy.kind: {kind}, joulery agent --limits on the nodes and Slurm's SuspendProgram",
+        runs_as=f"jobs.policy.kind: {kind}, joulery agent on the nodes and Slurm's SuspendProgram",
     )
 
 
@@ -204,22 +209,25 @@ SCHEMES: Mapping[str, Scheme] = {
     "lean": _lean("lean", "GREEN for both: jobs somewhat wider"),
     "frugal": _lean("frugal", "GREEN for grams"),
     "green-swift": Scheme(
-        "GREEN for speed: wider jobs, their power limited by kind, idle nodes suspended",
+        "GREEN for speed: wider jobs, power limited by kind from their start, idle nodes suspended",
         lambda t, j, c: Green(gamma_low=0.75, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
+        instead="swift",
     ),
     "green-lean": Scheme(
-        "GREEN for both: jobs somewhat wider, power limited by kind, idle nodes suspended",
+        "GREEN for both: jobs somewhat wider, power limited by kind from their start, idle nodes suspended",
         lambda t, j, c: Green(gamma_low=0.80, gamma_from=0.8, cap=_CAP, lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.7),
+        instead="lean",
     ),
     "green-frugal": Scheme(
-        "GREEN for grams: power limited by kind, idle nodes suspended",
+        "GREEN for grams: power limited by kind from their start, idle nodes suspended",
         lambda t, j, c: Green(lift_after_s=_LIFT_AFTER_S),
         sleeping=True,
         classes=partial(_zeus, eta=0.5),
+        instead="frugal",
     ),
     "tiresias": Scheme("Tiresias, GPUs preset where they still pay", lambda t, j, c: Tiresias(_preset(t))),
     "tiresias-requested": Scheme("Tiresias, GPUs as requested", lambda t, j, c: Tiresias()),

@@ -8,9 +8,13 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from joulery.app.limits_config import LimitsConfig
+    from joulery.config.site import Site
 
 
 @click.command("agent")
@@ -41,6 +45,7 @@ def command(
 ) -> None:
     """Meter the jobs of Slurm on this node until Ctrl-C, into the folder jobs.slurm.meters of SITE.
 
+    With jobs.policy.kind swift, lean or frugal and mode act it also limits the power of their GPUs, as leased settings.
     Run it as root on every node: the kernel shows processes of others to root alone.
     """
     if orders is None:
@@ -84,7 +89,20 @@ def _orders(
         times=AgentTimes(flag_quantity(sample, TIME, "--sample"), 1 if once else None),
         prolog=None if prolog is None else str(prolog),
         progress=progress,
+        limits=_limits(config),
     ).to_json()
+
+
+def _limits(config: Site) -> LimitsConfig | None:
+    """How the power of jobs is limited; only in mode act."""
+    from joulery.app.limits_config import limits_config
+    from joulery.app.wiring.cluster import jobs_of
+
+    limits = limits_config(jobs_of(config))
+    if limits is not None and config.mode != "act":
+        click.echo(f"mode {config.mode}: no power limits are set", err=True)
+        return None
+    return limits
 
 
 def _say_json(sample: Mapping[str, Any]) -> None:
@@ -92,6 +110,18 @@ def _say_json(sample: Mapping[str, Any]) -> None:
 
 
 def _say(sample: Mapping[str, Any]) -> None:
+    if "text" in sample:
+        click.echo(_limit_words(sample))
+        return
     jobs = ", ".join(f"job {job} {total['energy_j'] / 1e3:.1f} kJ" for job, total in sample["jobs"].items())
     away = "" if sample["written"] else " (not written: the folder is away; the next sample makes up for it)"
     click.echo(f"{jobs or 'no jobs'}; the node {sample['machine_j'] / 1e3:.1f} kJ{away}")
+
+
+def _limit_words(entry: Mapping[str, Any]) -> str:
+    """A change of a power limit, or a note."""
+    if entry["kind"] == "note" or "limits_w" not in entry:
+        job = f"job {entry['job']} " if entry["kind"] == "limit" else ""
+        return f"{job}{entry['text']}"
+    limits = ", ".join(f"{gpu} {limit_w:g} W" for gpu, limit_w in entry["limits_w"].items())
+    return f"job {entry['job']}: {limits} (work by {entry['work'] or 'nothing yet'}); {entry['text']}"

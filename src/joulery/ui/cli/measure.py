@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 )
 @click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy (1).")
 @click.option(
+    "--embodied", type=float, default=0.0, metavar="KG", help="CO2e of making the machine, kg; with --lifetime."
+)
+@click.option("--lifetime", type=float, default=0.0, metavar="YEARS", help="Years over which --embodied is spread.")
+@click.option(
     "--meter",
     "meters",
     multiple=True,
     metavar="M",
-    help="rapl, nvml, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
+    help="rapl, nvml, dcgm:URL, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
 )
 @click.option(
     "--trace",
@@ -66,6 +70,8 @@ def command(
     period: str | None,
     idle: str,
     pue: float,
+    embodied: float,
+    lifetime: float,
     meters: tuple[str, ...],
     framework: str | None,
     steps: str | None,
@@ -85,7 +91,8 @@ def command(
     settings = Settings(
         PERIOD_S if period is None else seconds(period), tuple(parse_meter(text) for text in meters) or None
     )
-    terms = Terms(idle, pue, given, None if carbon_at is None else instant_s(carbon_at))
+    at_s = None if carbon_at is None else instant_s(carbon_at)
+    terms = Terms(idle, pue, given, at_s, embodied, lifetime)
     source = open_carbon(given)
     tracing = _tracing(framework, steps, estimator)
     guard = ExitCodeFirst()

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.argument("file", metavar="SITE", type=click.Path())
-@click.option(
-    "--preset", metavar="P", help="best, igniter, muserve, columns, clover, joint or a baseline; else the site's."
-)
+@click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover, joint, language or a baseline.")
 @click.option(
     "--compare",
     metavar="P[,P]",
@@ -73,9 +71,10 @@ def command(
     """Plan how many GPUs the services of SITE need, which services share one, with which shares and batches.
 
     With preset columns or clover: which variants of each service on which MIG slices of how many GPUs, by joules and
-    accuracy within the SLO. With preset muserve: models cut into pipeline stages, and a clock for each GPU. With preset
-    joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or dollars, with a
-    bound.
+    accuracy within the SLO. With plan.language: which language model on how many GPUs of which type, how many requests
+    at once, joules a token, dollars and grams an hour. With preset muserve: models cut into pipeline stages, and a
+    clock for each GPU. With preset joint: variant, share, batch, clock, GPU type and count at once, for the least
+    watts, grams or dollars, with a bound.
 
     Exits with 3 if infeasible, or if the plan of the policy is predicted to violate an SLO.
     """
@@ -142,14 +141,17 @@ def _g_per_kwh(intensity: str | None) -> float | None:
 
 def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
     """The parts to print, by the kind of plan."""
+    from joulery.domain.gpu.language_plan import LanguagePlan
     from joulery.domain.gpu.layout_plan import LayoutPlan
     from joulery.domain.gpu.pipeline_plan import PipelinePlan
     from joulery.domain.gpu.provisioning import ProvisionPlan
-    from joulery.ui.reports.plan import joint_text, layouts_text, shares_text, stages_text
+    from joulery.ui.reports.plan import joint_text, language_text, layouts_text, shares_text, stages_text
 
     plan, shown = made.plan, list[Any]()
     if isinstance(plan, ProvisionPlan) and plan.certificate is not None:
         return joint_text.joint_view(made, plan, explain)
+    if isinstance(plan, LanguagePlan):
+        return language_text.language_view(plan, explain)
     if isinstance(plan, LayoutPlan):
         return layouts_text.layouts_view(plan, explain)
     if isinstance(plan, PipelinePlan):
@@ -175,10 +177,13 @@ def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
 
 def _page(made: SitePlan, site: Site, stem: str) -> str:
     """The plan as one HTML page, by its kind."""
+    from joulery.domain.gpu.language_plan import LanguagePlan
     from joulery.domain.gpu.layout_plan import LayoutPlan
     from joulery.domain.gpu.pipeline_plan import PipelinePlan
-    from joulery.ui.reports.plan import layouts_page, shares_page, stages_page
+    from joulery.ui.reports.plan import language_page, layouts_page, shares_page, stages_page
 
+    if isinstance(made.plan, LanguagePlan):
+        return language_page.language_page(made.plan, site.name)
     if isinstance(made.plan, LayoutPlan):
         return layouts_page.layouts_page(made.plan, site.name)
     if isinstance(made.plan, PipelinePlan):

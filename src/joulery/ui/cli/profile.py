@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 @click.command("profile")
 @click.argument("what", metavar="SERVICE|VARIANT|MODEL", required=False)
 @click.argument("file", metavar="SITE", type=click.Path(path_type=Path), required=False)
-@click.option("--from", "solo_file", type=click.Path(path_type=Path), metavar="CSV", help="Fit a GPU's interference.")
+@click.option(
+    "--from",
+    "measured",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Fit measured runs of language models; with --pairs, a GPU's interference. Repeatable.",
+)
+@click.option(
+    "--predict", "asked", type=click.Path(path_type=Path), metavar="CSV", help="With --from: predict these rows."
+)
 @click.option("--pairs", "pairs_file", type=click.Path(path_type=Path), metavar="CSV", help="With --from: co-runs.")
 @click.option(
     "--base", default="v100", metavar="NAME|JSON", help="With --from, --mps: the profile to start from (v100)."
@@ -45,7 +55,12 @@ if TYPE_CHECKING:
 @click.option("--colocate", is_flag=True, help="Measure models beside one another on CPU slices; fit for joulery plan.")
 @click.option("--apart", is_flag=True, help="With --colocate: neighbours on whole cores of their own, not on quotas.")
 @click.option("--clocks", is_flag=True, help="Profile MODEL against a GPU's clock: operators, scores, power.")
-@click.option("--gpu", default=None, metavar="NAME", help="With --clocks: emulated GPU: v100, a100, h100 (v100).")
+@click.option(
+    "--gpu", metavar="NAME", help="With --clocks: emulated GPU (v100). With --from: the type it was measured on."
+)
+@click.option("--num-gpus", type=click.IntRange(1, 4096), metavar="N", help="With --from: GPUs of the replica.")
+@click.option("--precision", metavar="NAME", help="With --from: precision of the weights, such as bfloat16 or fp8.")
+@click.option("--model", metavar="ID", help="With --from: id of the model, where the file names it otherwise.")
 @click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
 @click.option("--run", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often.")
 @click.option("--latency", metavar="TIME", help="With --clocks: its latency at full clock, such as 51 ms.")
@@ -73,6 +88,10 @@ def command(what: str | None, file: Path | None, output: Path | None, as_json: b
     --from and --pairs, nothing is measured here: the interference of models that share a GPU is fitted on your own
     measurements (columns model, batch, r_pct, latency_ms; and the same with 1 and 2 for pairs), for joulery plan.
 
+    With --from alone, measured runs of language models are fitted: a CSV of runs, results of vLLM bench serve, AIPerf
+    or Triton Model Analyzer. --predict CSV names rows (model_id, gpu_model, num_gpus, weight_precision, task,
+    avg_batch_size) whose tokens a second, watts, joules a token and token latency are predicted, each with its error.
+
     With --clocks, MODEL is an ONNX file, a .pt2 file of torch.export, HLO text, or a model of the built-in catalog:
     its operators with their work, how much a lower clock slows each, and latency and power against the clock.
 
@@ -97,9 +116,12 @@ def command(what: str | None, file: Path | None, output: Path | None, as_json: b
     elif flags["clocks"]:
         _clocks(what, runs, output, as_json, clock)
     else:
+        gpu = clock.pop("gpu") if flags["measured"] and flags["pairs_file"] is None else None
         _none_of(clock)
-        if flags["solo_file"] is not None or flags["pairs_file"] is not None:
-            _fit(flags["solo_file"], flags["pairs_file"], flags["base"], output, as_json)
+        if flags["pairs_file"] is not None:
+            _fit(flags["measured"], flags["pairs_file"], flags["base"], output, as_json)
+        elif flags["measured"] or flags["asked"] is not None:
+            _language_models(gpu, flags, output, as_json)
         else:
             _on_slices(what, file, flags, output, as_json)
 
@@ -214,15 +236,40 @@ def _none_of(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")
 
 
-def _fit(solo_file: Path | None, pairs_file: Path | None, base: str, output: Path | None, as_json: bool) -> None:
+def _language_models(gpu: str | None, flags: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
+    """Fit measured runs of language models, and predict the rows asked."""
+    if not flags["measured"]:
+        raise ConfigError("there are no measured runs to predict from", pointer="--predict", hint="add --from RUNS.csv")
+    from joulery.app.profiling.llm.first_tokens import first_token_profile, holds_load_points
+    from joulery.app.profiling.llm.prediction import llm_profile
+    from joulery.app.profiling.llm.tables import Given
+    from joulery.ui.reports.llm_profile_text import first_token_view, llm_profile_view
+
+    if all(holds_load_points(file) for file in flags["measured"]):
+        first = first_token_profile(flags["measured"], flags["asked"])
+        document, view = first.document(), first_token_view(first)
+    else:
+        given = Given(gpu, flags["num_gpus"], flags["precision"], flags["model"])
+        profile = llm_profile(flags["measured"], flags["asked"], given)
+        document, view = profile.document(), llm_profile_view(profile)
+    _keep(document, output, indent=1)
+    if as_json:
+        click.echo(json.dumps(document))
+        return
+    _print(view, output, width=150)
+
+
+def _fit(measured: Sequence[Path], pairs_file: Path, base: str, output: Path | None, as_json: bool) -> None:
     """Fit an interference profile on measurements in CSV files."""
-    if solo_file is None or pairs_file is None:
+    if len(measured) != 1:
         raise ConfigError(
-            "a fit needs solo latencies and latencies of pairs", pointer="--pairs", expected="--from CSV --pairs CSV"
+            "a fit needs one file of solo latencies and one of pairs",
+            pointer="--pairs",
+            expected="--from CSV --pairs CSV",
         )
     from joulery.app.profiling.interference_fit import fitted
 
-    _hand_over(fitted(solo_file, pairs_file, base), output, as_json)
+    _hand_over(fitted(measured[0], pairs_file, base), output, as_json)
 
 
 def _progress(title: str, *, quiet: bool) -> AbstractContextManager[Callable[[int, int, str], None]]:

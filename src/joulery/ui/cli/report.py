@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from joulery.domain.errors import ConfigError
 from joulery.ui.cli import report_anatomy
 from joulery.ui.cli.options import carbon_flags, chosen_format, format_option, html_option
 from joulery.ui.cli.report_sacct import ReportOrSacct
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from joulery.ui.reports.table import Rollup
 
 # joulery.ui.reports.table.BY, repeated here so that --help imports nothing heavy; a test compares the two.
-BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
-FORMATS = ("text", "json", "csv")
+BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour", "month", "owner-month")
+FORMATS = ("text", "json", "csv", "markdown", "model-card")
 
 
 @click.command("report", cls=ReportOrSacct)
@@ -36,6 +37,7 @@ FORMATS = ("text", "json", "csv")
 @click.option("--pattern", "patterns", multiple=True, metavar="P=NAME", help="Traced: fold components that match P.")
 @click.option("--phase", metavar="P", help="Traced: only this phase: forward, backward, recompute, optimizer or other.")
 @click.option("--device", metavar="D", help="Traced: only this device.")
+@click.option("--per", metavar="UNITS", help='SCI score (ISO/IEC 21031) per functional unit, such as "1000 requests".')
 @carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @html_option
@@ -50,6 +52,7 @@ def command(
     patterns: tuple[str, ...],
     phase: str | None,
     device: str | None,
+    per: str | None,
     as_json: bool,
     html: Path | None,
     out: Path | None,
@@ -64,7 +67,6 @@ def command(
     Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help). The
     jobs of joulery schedule: joulery report --by owner --since 30d (report --since 30d --help).
     """
-    from joulery.domain.errors import ConfigError
     from joulery.ui.reports.table import roll_up
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
@@ -76,7 +78,8 @@ def command(
         report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
         return
     views = _read(runs, with_timeline=form == "html" or by == "hour", carbon=grid)
-    text = _render(roll_up(views, by or "component"), form, with_rows=by is not None, to_terminal=out is None)
+    rollup = roll_up(views, by or "component")
+    text = _render(rollup, form, with_rows=by is not None, to_terminal=out is None, per=per)
     if by is None and form == "text" and any("tracing" in view.manifest for view in views):
         text += report_anatomy.layers_text(runs)
     if out is None:
@@ -101,7 +104,6 @@ def _grid(flags: dict[str, str | None]) -> CarbonSource | None:
 def _read(runs: tuple[str, ...], *, with_timeline: bool, carbon: CarbonSource | None) -> list[RunView]:
     """The runs, each once."""
     from joulery.app.runs.recorded import load_run
-    from joulery.domain.errors import ConfigError
     from joulery.ui.kit.console import progress_bar
 
     views: list[RunView] = []
@@ -115,15 +117,24 @@ def _read(runs: tuple[str, ...], *, with_timeline: bool, carbon: CarbonSource | 
     return views
 
 
-def _render(rollup: Rollup, form: str, *, with_rows: bool, to_terminal: bool = False) -> str:
+def _render(rollup: Rollup, form: str, *, with_rows: bool, to_terminal: bool = False, per: str | None = None) -> str:
     import io
     import json
 
+    from joulery.ui.reports import disclosure
     from joulery.ui.reports.html import render_html
     from joulery.ui.reports.table import as_csv, as_json
 
+    score = None if per is None else disclosure.sci_score(rollup, disclosure.FunctionalUnit.parse(per))
     if form == "json":
-        return json.dumps(as_json(rollup, with_rows=with_rows), indent=2) + "\n"
+        document = as_json(rollup, with_rows=with_rows)
+        return json.dumps(document if score is None else {**document, "sci": score.as_dict()}, indent=2) + "\n"
+    if form == "markdown":
+        return disclosure.as_markdown(rollup, score)
+    if score is not None and form != "text":
+        raise ConfigError("--per goes with text, json and markdown", pointer="--per", got=form)
+    if form == "model-card":
+        return disclosure.as_model_card(rollup)
     if form == "csv":
         return as_csv(rollup)
     if form == "html":
@@ -137,4 +148,6 @@ def _render(rollup: Rollup, form: str, *, with_rows: bool, to_terminal: bool = F
     console = Console(highlight=False) if to_terminal else plain
     with console.capture() as captured:
         print_text(rollup, console)
+        if score is not None:
+            console.print(f"  {score}", soft_wrap=True)
     return captured.get()

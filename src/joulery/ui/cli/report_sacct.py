@@ -45,7 +45,7 @@ class ReportOrSacct(click.Command):
 @click.option("--pue", type=click.FloatRange(1), default=1.0, help="Facility energy per IT energy (1).")
 @click.option("--sacct-timezone", metavar="TZ", help="Time zone of the stamps in FILE; this machine's unless given.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
-@click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as green-lean.")
+@click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as lean.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
 @option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags

@@ -13,6 +13,7 @@ JOURNEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "compare": "Compare traced runs layer by layer: what got better, what got worse.",
             "account": "Charge recorded power to recorded operations: joules by tensor operation.",
             "precision": "Judge traced runs: how similar they are, and what the sensor resolves.",
+            "export": "Export this node's energy to Prometheus: by device, workload, model, token and request.",
             "monitor": "Measure processes in any language that ask for it over a Unix socket.",
         },
         "Plan": {

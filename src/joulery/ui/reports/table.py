@@ -17,7 +17,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.quality import weakest
 from joulery.store.run.footprints import footprint_to_dict
 
-BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour")
+BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour", "month", "owner-month")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,16 @@ def roll_up(views: Sequence[RunView], by: str) -> Rollup:
 def _named(view: RunView, by: str) -> list[tuple[str, Footprint]]:
     if by == "run":
         return [(view.name, view.footprint)]
-    return [(workload if by == "workload" else owner, one) for workload, owner, one in view.charges]
+    if by == "month":
+        return [(_month(view), view.footprint)]
+    key = {"owner": "{1}", "workload": "{0}", "owner-month": "{2} {1}"}[by]
+    return [(key.format(workload, owner, _month(view)), one) for workload, owner, one in view.charges]
+
+
+def _month(view: RunView) -> str:
+    """The month in which a run began; empty where that is not known."""
+    start_s = view.footprint.start_s
+    return "unknown" if math.isnan(start_s) else f"{datetime.fromtimestamp(start_s, UTC):%Y-%m}"
 
 
 def _by_hour(views: Sequence[RunView]) -> tuple[Row, ...]:

@@ -48,6 +48,8 @@ def _parts(rollup: Rollup) -> list[RenderableType]:
         ("energy", energy_text(rollup.footprint), energy_note(rollup.footprint)),
         ("carbon", carbon_text(rollup.footprint), carbon_note(rollup.footprint, label, reason)),
     ]
+    if rollup.footprint.embodied_g > 0:
+        facts.append(("embodied", grams(rollup.footprint.embodied_g), "CO2e of making the machine, as stated; besides"))
     if len(views) == 1:
         facts += _served(views[0])
     parts.append(Padding(_facts(facts), (1, 0, 1, 2), expand=False))

@@ -270,6 +270,7 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if len(services) > 1:
         lines += [(str(entry["service"]), _service(entry)) for entry in services]
     lines += [(str(entry["model"]), _text(entry)) for entry in report.get("language_models") or ()]
+    lines += [(str(entry["family"]), _family(entry)) for entry in report.get("language_families") or ()]
     if report.get("p95_s") is not None:
         lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
     lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
@@ -281,6 +282,14 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
     lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
     return lines
+
+
+def _family(entry: Mapping[str, Any]) -> str:
+    """Who answered the requests of a family of language models."""
+    if not entry["answered"]:
+        return "nothing answered"
+    names = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items())
+    return f"{entry['answered']:,} answered: {names}; accuracy {percent(entry['accuracy_ratio'])} declared"
 
 
 def _requests(report: Mapping[str, Any]) -> str:

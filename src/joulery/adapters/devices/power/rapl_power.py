@@ -78,6 +78,7 @@ class RaplPower:
             grant="" if settable else GRANT,
             limits_w=(low_w, high_w),
             default_w=min(default_uw) / 1e6 if min(default_uw) > 0 else math.nan,
+            parts=len(self._constraints),
         )
 
     def observe(self) -> DeviceState[PowerSetting]:

@@ -1,0 +1,53 @@
+"""How the power of jobs is limited, small enough for the agent of a node to hold without the reader of site files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from joulery.config.jobs import JobsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """All that setting the limits of jobs needs to know.
+
+    Attributes:
+        eta, max_slowdown, min_ratio, trial_s, settle_s, period_s, review_s: Of the policy.
+        lease_s: How long a limit stays set after its last renewal.
+        progress: Folder of the files in which jobs report progress; None without.
+        known: Folder of what limits did to earlier jobs; None without.
+    """
+
+    eta: float
+    max_slowdown: float
+    min_ratio: float
+    trial_s: float
+    settle_s: float
+    period_s: float
+    review_s: float
+    lease_s: float
+    progress: str | None = None
+    known: str | None = None
+
+
+def limits_config(jobs: JobsConfig) -> LimitsConfig | None:
+    """The settings of a ``jobs`` section; None where its policy sets no limits."""
+    from joulery.policies.training.green import LEAN_ETA
+
+    if jobs.policy.kind not in LEAN_ETA:
+        return None
+    config, slurm = jobs.limits, jobs.slurm
+    return LimitsConfig(
+        LEAN_ETA[jobs.policy.kind] if config.eta is None else config.eta,
+        config.max_slowdown,
+        config.min_ratio,
+        config.trial_s,
+        config.settle_s,
+        config.period_s,
+        config.review_s,
+        config.lease_s,
+        progress=None if slurm.progress is None else str(slurm.progress),
+        known=None if slurm.meters is None else str(slurm.meters / "limits"),
+    )

@@ -1,0 +1,82 @@
+"""Named windows with the meters and carbon sources of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulery.app.measuring import open_carbon
+from joulery.app.wiring.meters import open_meters, parse_meter
+from joulery.app.wiring.share import open_busy, open_tree
+from joulery.domain.errors import CapabilityError
+from joulery.runtime.measuring.windows import NamedWindow as NamedWindow
+from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
+
+
+class MachineMeter(WindowMeter):
+    """Energy of named windows of this program, as ``joulery.Meter``.
+
+    ::
+
+        meter = joulery.Meter(carbon="250 g/kWh")
+        meter.begin_window("epoch")
+        train()
+        print(meter.end_window("epoch"))
+
+    Windows may be nested or overlap; :meth:`read` says what one has cost so far. This program and the processes that it
+    starts are charged, with the idle energy of the machine: in a run of several processes let one of them measure.
+
+    Args:
+        zone: Grid zone of the intensity, looked up when a window ends: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
+        carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``.
+        column, timezone, scope, fill: How the file is read, as on the command line.
+        idle: How much of the machine's idle energy a window pays: ``whole`` or ``none``.
+        pue: Facility energy per IT energy.
+        meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
+        launcher: Charge the parent of this process and all that it started, too (torchrun): one process of a node
+            measures for all.
+
+    Raises:
+        ConfigError, DataError: An argument is wrong, or the file cannot be used.
+        CapabilityError: No meter answers, a named one does not, or credentials are missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        zone: str | None = None,
+        carbon: str | Path | None = None,
+        column: str | None = None,
+        timezone: str | None = None,
+        scope: str | None = None,
+        fill: str | None = None,
+        idle: str = "whole",
+        pue: float = 1.0,
+        meters: Sequence[str] | None = None,
+        launcher: bool = False,
+    ) -> None:
+        flags = {"zone": zone, "column": column, "timezone": timezone, "scope": scope, "fill": fill}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if carbon is not None:
+            given["carbon"] = str(carbon)
+        source = open_carbon(given)
+        opened = open_meters(None if meters is None else [parse_meter(text) for text in meters])
+        if not opened.meters:
+            raise CapabilityError(
+                "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+            )
+        busy = open_busy()
+        root = os.getppid() if launcher else os.getpid()
+        tree = open_tree(root, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+        readers = WindowReaders(opened.meters, busy, tree)
+        try:
+            super().__init__(readers, source, idle=idle, pue=pue)
+        except BaseException:
+            readers.close()
+            raise
+        self._warn([f"{refused}; {refused.hint}" if refused.hint else str(refused) for refused in opened.refused])
+
+
+Meter = MachineMeter
+"""The name it has in ``joulery``."""

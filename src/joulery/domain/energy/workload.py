@@ -1,0 +1,74 @@
+"""What runs on a node, and what an inference engine counts: values between readers and the books of energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NodeWorkload:
+    """A group of processes that energy is attributed to.
+
+    Attributes:
+        kind: ``slurm`` (a job), ``pod`` (Kubernetes), ``container``, ``service`` (systemd), ``user`` (a login) or
+            ``process`` (a command without a control group of its own); ``other`` and ``ended`` collect the rest.
+        name: Job number, UID of the pod of Kubernetes, first 12 digits of the container, unit, user id, or command.
+    """
+
+    kind: str
+    name: str
+
+
+OTHER = NodeWorkload("other", "")
+"""Workloads beyond the number that is exported by name."""
+ENDED = NodeWorkload("ended", "")
+"""Workloads that have ended: their joules stay in the sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadUse:
+    """What workloads did between two looks at a node.
+
+    Attributes:
+        cpu_s: CPU seconds by workload.
+        workload_of: NodeWorkload of each living process.
+        process_cpu_s: CPU seconds of each living process.
+    """
+
+    cpu_s: Mapping[NodeWorkload, float]
+    workload_of: Mapping[int, NodeWorkload]
+    process_cpu_s: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCounters:
+    """What an engine has counted for one model since the engine started.
+
+    Attributes:
+        requests: Requests answered.
+        prompt_tokens, output_tokens: Tokens read and generated; NaN where the engine counts none.
+        compute_s: Seconds the model computed; NaN where the engine does not count them.
+    """
+
+    requests: float
+    prompt_tokens: float = math.nan
+    output_tokens: float = math.nan
+    compute_s: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """One reading of an engine.
+
+    Attributes:
+        engine: ``vllm``, ``sglang``, ``triton`` or ``tensorrt-llm``.
+        models: Counters by model.
+        active: Requests that run or wait now; NaN where the engine does not say.
+    """
+
+    engine: str
+    models: Mapping[str, ModelCounters] = field(default_factory=lambda: MappingProxyType({}))
+    active: float = math.nan

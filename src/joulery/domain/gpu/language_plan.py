@@ -1,0 +1,208 @@
+"""Nouns of a plan for language models: which model, on how many GPUs of which type, with how many requests at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from joulery.domain.quality import Quality
+
+
+class TokenSlo(NamedTuple):
+    """A bound on a quantile of a latency.
+
+    Attributes:
+        latency_s: The bound, s.
+        quantile_ratio: Which quantile stays below it.
+    """
+
+    latency_s: float
+    quantile_ratio: float
+
+
+class SloPart(NamedTuple):
+    """What is predicted against an SLO.
+
+    Attributes:
+        name: ``ttft`` (time to first token), ``itl`` (time between tokens) or ``answer`` (the whole answer, mean).
+        quantile_ratio: Quantile; None for a mean.
+        predicted_s: Predicted latency at the quantile, the margin included, s.
+        margin_ratio: Margin kept for the error of the prediction.
+        limit_s: The bound, s.
+    """
+
+    name: str
+    quantile_ratio: float | None
+    predicted_s: float
+    margin_ratio: float
+    limit_s: float
+
+    @property
+    def slack_ratio(self) -> float:
+        """Share of the bound that is left; below 0 where it is broken."""
+        return 1 - self.predicted_s / self.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageReplicas:
+    """Equal replicas of one variant on one GPU type.
+
+    Attributes:
+        service: The service they answer.
+        model, precision: What runs.
+        quality_ratio: The user's quality score of that variant; None where none is stated.
+        gpu: GPU type, as the fleet calls it.
+        gpus: GPUs of one replica.
+        count: How many replicas.
+        max_num_seqs: Requests one replica runs at once.
+        rate_rps: Requests one replica gets a second.
+        in_flight: Mean requests in its batch.
+        power_w: Mean power of one replica's GPUs, W.
+        host_w: Host power charged to one replica's GPUs, W.
+        usd_per_hour: Price of one replica.
+        energy_per_token_j: Joules of GPUs and host an output token.
+        parts: SLOs with what is predicted.
+        basis: ``measured``, ``fitted`` or ``transferred``.
+        error_ratio: Relative error of the joules a token that two of three rows left out alike stayed within.
+        simulated_s: By SLO, what one replica's simulation gave on a truth with noise, s; empty without one.
+    """
+
+    service: str
+    model: str
+    precision: str
+    quality_ratio: float | None
+    gpu: str
+    gpus: int
+    count: int
+    max_num_seqs: int
+    rate_rps: float
+    in_flight: float
+    power_w: float
+    host_w: float
+    usd_per_hour: float
+    energy_per_token_j: float
+    parts: tuple[SloPart, ...]
+    basis: str
+    error_ratio: float
+    simulated_s: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the simulation is within every SLO; True without one."""
+        limits = {part.name: part.limit_s for part in self.parts}
+        return all(seconds <= limits[name] for name, seconds in self.simulated_s)
+
+    @property
+    def variant(self) -> str:
+        """Model and precision."""
+        return f"{self.model} {self.precision}"
+
+    @property
+    def total_w(self) -> float:
+        """Power of all of them, hosts included, W."""
+        return self.count * (self.power_w + self.host_w)
+
+    @property
+    def total_usd_per_hour(self) -> float:
+        """Price of all of them."""
+        return self.count * self.usd_per_hour
+
+
+class LanguageAlternative(NamedTuple):
+    """The best a variant on a GPU type can do for a service.
+
+    Attributes:
+        service, model, precision, gpu: What it is.
+        gpus: GPUs in all; 0 where it is infeasible.
+        power_w, usd_per_hour: In all.
+        energy_per_token_j: Joules an output token.
+        reason: Why it is infeasible; empty where it is feasible.
+    """
+
+    service: str
+    model: str
+    precision: str
+    gpu: str
+    gpus: int
+    power_w: float
+    usd_per_hour: float
+    energy_per_token_j: float
+    reason: str
+
+
+class LanguageBound(NamedTuple):
+    """A lower bound on the objective of any plan within the candidates and the predictor.
+
+    Attributes:
+        value: The bound, in the unit of the objective.
+        gap_ratio: How far the plan is above it.
+    """
+
+    value: float
+    gap_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class LanguagePlan:
+    """A plan for language models.
+
+    Attributes:
+        objective: ``carbon`` (grams an hour), ``energy`` (W) or ``cost`` (dollars an hour).
+        replicas: What runs.
+        bound: Lower bound on the objective.
+        candidates: How many combinations of variant, GPU type, GPUs and limit were within their SLO.
+        alternatives: The best of each variant and GPU type.
+        g_per_kwh: Carbon intensity; None where the site names none.
+        pue: Facility energy per IT energy.
+        source: Where the measured runs come from.
+        notes: What was assumed, in words.
+        policy: Name of the planner.
+        quality: Always modelled.
+    """
+
+    objective: str
+    replicas: tuple[LanguageReplicas, ...]
+    bound: LanguageBound
+    candidates: int
+    alternatives: tuple[LanguageAlternative, ...]
+    g_per_kwh: float | None
+    pue: float
+    source: str
+    notes: tuple[str, ...] = ()
+    policy: str = "language"
+    quality: Quality = Quality.MODELLED
+
+    @property
+    def violations(self) -> tuple[LanguageReplicas, ...]:
+        """Replicas whose simulation misses an SLO."""
+        return tuple(each for each in self.replicas if not each.kept)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(each.count * each.gpus for each in self.replicas)
+
+    @property
+    def power_w(self) -> float:
+        """Power of GPUs and hosts, W, without the facility's."""
+        return math.fsum(each.total_w for each in self.replicas)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of the GPUs."""
+        return math.fsum(each.total_usd_per_hour for each in self.replicas)
+
+    @property
+    def carbon_g_per_hour(self) -> float | None:
+        """Grams an hour, the facility's share included; None without an intensity."""
+        return None if self.g_per_kwh is None else self.power_w / 1e3 * self.pue * self.g_per_kwh
+
+    @property
+    def objective_value(self) -> float:
+        """The objective, in its unit."""
+        return {
+            "carbon": self.carbon_g_per_hour or 0.0,
+            "energy": self.power_w,
+            "cost": self.usd_per_hour,
+        }[self.objective]

@@ -1,0 +1,1 @@
+"""Language models: what a replica draws, writes and how long tokens take, by requests in flight."""

@@ -1,0 +1,193 @@
+"""Inference engines of a node: their own counters beside the joules of their processes and GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from joulery.accounting.engine_energy import EngineBook
+from joulery.accounting.node_energy import PROCESSORS, Division
+from joulery.domain.energy.workload import EngineCounters, WorkloadUse
+from joulery.domain.errors import JouleryError
+from joulery.domain.quality import Quality, weakest
+
+_AT_ONCE = 8
+
+
+class EngineSource(Protocol):
+    """What is asked about one engine."""
+
+    def counters(self) -> EngineCounters:
+        """What the engine has counted so far.
+
+        Raises:
+            JouleryError: It does not answer, or not as an engine does.
+        """
+        ...
+
+    def process(self) -> int:
+        """The process that answers its requests; 0 where it cannot be found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine to watch.
+
+    Attributes:
+        name: Host and port, its label.
+        source: How it is asked.
+        gpus: GPUs that are its own (``gpu:0``); empty to find them by its processes.
+    """
+
+    name: str
+    source: EngineSource
+    gpus: tuple[str, ...] = ()
+
+
+Holders = Mapping[str, Mapping[int, float] | None]
+"""By GPU: share of the busy time of each process there; None where the driver does not say."""
+
+
+class EngineWatch:
+    """One engine and its book.
+
+    Attributes:
+        name: Its label.
+        book: Its joules.
+        kind: ``vllm`` ...; empty before it answered.
+        up: Whether it answered the last time.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.name, self.book, self.kind, self.up = spec.name, EngineBook(), "", False
+        self._source, self._gpus = spec.source, spec.gpus
+        self._pid = 0
+        self._said: set[str] = set()
+        self._notes: list[str] = []
+
+    def spend(
+        self,
+        divisions: Mapping[str, Division],
+        use: WorkloadUse,
+        holders: Holders,
+        family: Callable[[int], frozenset[int]],
+        g_per_kwh: float,
+        *,
+        whole: bool,
+    ) -> None:
+        """Add the joules of the engine over an interval.
+
+        Args:
+            divisions: The energy of the node, by device.
+            use: CPU time of its processes.
+            holders: Processes on GPUs.
+            family: A process and its descendants.
+            g_per_kwh: Intensity meanwhile; NaN unknown.
+            whole: Whether no meter was silent meanwhile.
+        """
+        pids = family(self._pid) if self._pid else frozenset()
+        if not pids:
+            self._pid = 0
+        parts = [self._cpu(divisions.get(PROCESSORS), use, pids)]
+        for device, division in divisions.items():
+            if device != PROCESSORS:
+                parts.append(self._gpu(division, holders.get(device), pids))
+        known = [part for part in parts if part is not None]
+        unseen = self._unseen(divisions, holders)
+        if unseen or not known or not whole or not (pids or self._gpus):
+            self.book.spend(math.nan, g_per_kwh, Quality.MEASURED)
+            return
+        quality = weakest(quality for energy_j, quality in known if energy_j > 0)
+        self.book.spend(math.fsum(energy_j for energy_j, _ in known), g_per_kwh, quality)
+
+    def observe(self, answer: EngineCounters | JouleryError, now_s: float) -> None:
+        """Take in what the engine said."""
+        if isinstance(answer, JouleryError):
+            if self.up or not self.kind:
+                self._say(f"{self.name}: {answer}", key="down")
+            self.up = False
+            return
+        if not self.up:
+            self._said.discard("down")
+            self.kind, self.up = answer.engine, True
+        if not self._pid:
+            self._pid = self._source.process()
+            if not self._pid and not self._gpus:
+                self._say(
+                    f"{self.name}: its process is not visible here, so no joules are its own; name its GPUs "
+                    f"(--engine URL@gpu:0) or run as root in the host's process and network namespaces",
+                    key="process",
+                )
+            elif not self._pid:
+                self._say(
+                    f"{self.name}: its process is not visible here: the joules of its GPUs count, those of its share "
+                    f"of the processors do not",
+                    key="process",
+                )
+        if self.book.observe(answer, now_s):
+            self._pid = self._source.process()
+            self._say(f"{self.name}: the engine's counters started again; that interval counts for no model", key="")
+
+    def ask(self) -> EngineCounters | JouleryError:
+        """The engine's answer, or why there is none."""
+        try:
+            return self._source.counters()
+        except JouleryError as error:
+            return error
+
+    def notes(self) -> list[str]:
+        """What was not said in an earlier call."""
+        said, self._notes = self._notes, []
+        return said
+
+    def _cpu(self, division: Division | None, use: WorkloadUse, pids: frozenset[int]) -> tuple[float, Quality] | None:
+        """Joules of the engine's share of the processors' work; idle processors are not its own."""
+        if division is None or not pids:
+            return None
+        busy_j = math.fsum(division.workloads.values())
+        busy_s = math.fsum(use.cpu_s.values())
+        own_s = math.fsum(use.process_cpu_s.get(pid, 0.0) for pid in pids)
+        return (busy_j * min(1.0, own_s / busy_s) if busy_s > 0 else 0.0), division.quality
+
+    def _gpu(
+        self, division: Division, holders: Mapping[int, float] | None, pids: frozenset[int]
+    ) -> tuple[float, Quality] | None:
+        named = division.device in self._gpus
+        if self._gpus and not named:
+            return None
+        own = [share for pid, share in (holders or {}).items() if pid in pids]
+        if not own:
+            return (division.energy_j, division.quality) if named else None
+        if len(own) == len(holders or {}):
+            return division.energy_j, division.quality
+        share = math.fsum(own)
+        return (share if math.isnan(share) else min(1.0, share)) * division.energy_j, division.quality
+
+    def _unseen(self, divisions: Mapping[str, Division], holders: Holders) -> bool:
+        """Whether the engine may use a GPU unseen: the driver says of none who uses it, and none was named."""
+        unseen = [device for device in divisions if device != PROCESSORS and holders.get(device) is None]
+        if unseen and not self._gpus:
+            self._say(
+                f"{self.name}: nothing here says which processes use {', '.join(unseen)}, so no joules are its own; "
+                f"name its GPUs (--engine URL@gpu:0)",
+                key="unseen",
+            )
+        return bool(unseen) and not self._gpus
+
+    def _say(self, text: str, key: str) -> None:
+        """Say a thing once; with an empty key, each time."""
+        if not key or key not in self._said:
+            self._said.add(key)
+            self._notes.append(text)
+
+
+def ask_all(engines: tuple[EngineWatch, ...]) -> list[EngineCounters | JouleryError]:
+    """Ask all engines at once, so that one that hangs delays the others by its own time limit only."""
+    if len(engines) < 2:
+        return [engine.ask() for engine in engines]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(engines)), "engine") as pool:
+        return list(pool.map(EngineWatch.ask, engines))

@@ -1,0 +1,176 @@
+"""A family of language models behind one name: which of them gets the next request."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from joulery.domain.decisions import Decision, Step
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.mix import MixCounter, MixStep, VariantMix
+from joulery.policies.language_family import FamilySeen, FamilyState, LanguageFamilyPolicy, ModelSeen
+from joulery.runtime.llm.service import LLMService
+from joulery.runtime.llm.statistics import RecentAnswer
+from joulery.runtime.serving.driver import ADVISED, APPLIED, LiveDriver
+from joulery.runtime.serving.history import SessionHistory
+
+_ENOUGH = 10
+"""Answers that a latency quantile rests on."""
+_MEASURED = 30
+"""Answers that a mean of joules rests on at least."""
+_REMEMBERED = 200
+"""Answers after which a mean of joules forgets."""
+_STALE_S = 3600.0
+"""A mean of joules without a newer answer is measured again after this."""
+_ASIDE_S = 5.0
+"""How long a model gets no requests after it could not answer one."""
+
+
+class _MeanEnergy:
+    """Joules an answer of one model, mean of the latest."""
+
+    def __init__(self) -> None:
+        self._count, self._mean_j, self._latest_s = 0, 0.0, -math.inf
+
+    def add(self, answers: Sequence[RecentAnswer]) -> None:
+        """Count the answers that ended since the last call."""
+        for one in answers:
+            if one.energy_j is not None and one.end_s > self._latest_s:
+                self._count += 1
+                self._mean_j += (one.energy_j - self._mean_j) / min(self._count, _REMEMBERED)
+        self._latest_s = max((one.end_s for one in answers), default=self._latest_s)
+
+    def mean_j(self, now_s: float) -> float:
+        """The mean; NaN where too few answers show it, or none lately."""
+        if now_s - self._latest_s > _STALE_S:
+            self._count = 0
+        return self._mean_j if self._count >= _MEASURED else math.nan
+
+
+class LanguageFamily:
+    """Steers the requests of one family.
+
+    Args:
+        policy: Decides on the shares.
+        models: The services of its models, by name.
+        g_per_kwh: Intensity at a time, Unix seconds; NaN while unknown.
+        acts: Whether decisions are carried out; else the most accurate model answers everything.
+        clock: Monotonic seconds.
+
+    Attributes:
+        answered: Answers by model, of requests for the family.
+        owner: Owner of its most accurate model.
+    """
+
+    def __init__(
+        self,
+        policy: LanguageFamilyPolicy,
+        models: Mapping[str, LLMService],
+        g_per_kwh: Callable[[float], float],
+        *,
+        acts: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy, self.models, self.acts = policy, dict(models), acts
+        self.answered: Counter[str] = Counter()
+        self.owner = self.models[policy.best].owner
+        self._g_per_kwh, self._clock = g_per_kwh, clock
+        self._counter = MixCounter()
+        self._energy = {name: _MeanEnergy() for name in self.models}
+        self._aside_s: dict[str, float] = {}
+        self._set({policy.best: 1.0})
+
+    @property
+    def name(self) -> str:
+        """Its name for clients."""
+        return self.policy.service
+
+    @property
+    def accuracy_ratio(self) -> float:
+        """Mean accuracy of its answers, as declared; NaN without answers."""
+        total = self.answered.total()
+        accuracy = self.policy.accuracy_ratio
+        return math.fsum(n * accuracy[name] for name, n in self.answered.items()) / total if total else math.nan
+
+    def choose(self) -> list[str]:
+        """The models that may answer the next request: the one whose turn it is, then the others by their wait."""
+        now_s = self._clock()
+        chosen = self._counter.choose(self._main, self.models, 0, 0.0)
+        up = {name for name in self.models if self._is_up(name, now_s)}
+        others = sorted((name for name in self.models if name != chosen), key=lambda name: (self._wait_s(name), name))
+        return sorted((chosen, *others), key=lambda name: name not in up)  # a stable sort
+
+    def failed(self, model: str) -> None:
+        """A model could not answer: the others get its requests for a while."""
+        self._aside_s[model] = self._clock()
+
+    def ended(self, record: RequestRecord) -> None:
+        """A request of the family has ended, under the name of the model that answered."""
+        if record.outcome is Outcome.OK:
+            self.answered[record.service] += 1
+
+    def observe(self, now_s: float) -> FamilySeen:
+        """What its policy observes."""
+        return FamilySeen(now_s, self._g_per_kwh(now_s), tuple(self._seen(name, now_s) for name in self.models))
+
+    def driver(self, history: SessionHistory) -> LiveDriver[FamilyState, FamilySeen]:
+        """The loop that steps its policy once a second."""
+
+        def watch(seen: FamilySeen, step: Step[FamilyState]) -> None:
+            history.add_step(self.name, seen, step)
+
+        return LiveDriver(self.policy, self.observe, self._act, watch=watch, record=history.add_decision)
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready: who answered how much of its requests, and the mean accuracy of that."""
+        total = self.answered.total()
+        return {
+            "family": self.name,
+            "owner": self.owner,
+            "answered": total,
+            "variants": {name: self.answered[name] / total for name in self.models} if total else {},
+            "accuracy_ratio": self.accuracy_ratio if total else None,
+        }
+
+    async def _act(self, decision: Decision) -> tuple[str, str]:
+        if not self.acts:
+            return ADVISED, f"{self.policy.best} answers every request"
+        self._set(decision.value)
+        return APPLIED, "from the next request on"
+
+    def _set(self, shares: Mapping[str, float]) -> None:
+        self._main = max(shares, key=lambda name: shares[name])
+        weights = tuple((name, share) for name, share in shares.items() if name != self._main)
+        self._counter.mix = VariantMix((MixStep(1.0, 0.0, weights),) if weights else ())
+
+    def _is_up(self, name: str, now_s: float) -> bool:
+        return self.models[name].engine.ready and now_s - self._aside_s.get(name, -math.inf) >= _ASIDE_S
+
+    def _wait_s(self, name: str) -> float:
+        llm = self.models[name]
+        return llm.waiting * llm.forecaster.average_s / llm.settings.max_num_seqs
+
+    def _seen(self, name: str, now_s: float) -> ModelSeen:
+        llm = self.models[name]
+        answers = llm.traffic.served(now_s)
+        energy = self._energy[name]
+        energy.add(answers)
+        quantile = self.policy.objectives.slo.quantile
+        latencies_s = [one.latency_s for one in answers]
+        return ModelSeen(
+            name,
+            ready=self._is_up(name, self._clock()),
+            energy_j=energy.mean_j(now_s),
+            latency_s=float(np.quantile(latencies_s, quantile)) if len(latencies_s) >= _ENOUGH else math.nan,
+            wait_s=self._wait_s(name),
+        )
+
+
+def family_of(families: Sequence[LanguageFamily], name: str) -> LanguageFamily | None:
+    """The family of a name; None for none."""
+    return next((one for one in families if one.name == name), None)

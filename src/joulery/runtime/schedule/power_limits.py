@@ -1,0 +1,335 @@
+"""Power limits of the jobs of one machine: leased settings of its GPUs or CPUs, learned job by job.
+
+Every period the loop looks where jobs run, shows each job's progress and energy to the policy
+(:class:`~joulery.policies.clocks.power_limit.PowerLimitTuner`, the object that the simulator drives), and sets what it
+decides on every device of the job. A job that ends, or returns to full power, gives its leases back: the device has the
+limit again that it had before.
+
+Work is the progress that a job reports, where it reports often enough; else **assumed** to be proportional to the busy
+cycles of its GPUs; CPUs count none. Devices keep full power where they belong to several jobs, or to a job on several
+nodes: its nodes would learn from each other's limits.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from joulery.domain.cluster import Placement
+from joulery.domain.errors import JouleryError
+from joulery.domain.gpu.device import DeviceSpec, PowerSetting, lease_name
+from joulery.domain.ports import Device
+from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
+from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.store.jobs import JobLimitBook
+
+_REPORTS = 10
+"""Changes of a job's progress within a trial that make it its measure of work."""
+_PATIENCE_S = 30.0
+"""How long the last step may take."""
+
+
+class Activity(Protocol):
+    """What a device has done so far."""
+
+    def read(self, now_s: float) -> tuple[float, float]:
+        """Energy, J, and busy cycles, in millions; NaN while it does not answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedDevice:
+    """A GPU, or the CPUs of the machine, whose power may be limited.
+
+    Attributes:
+        number: The board's own number, as placements name it; 0 for the CPUs.
+        label: ``gpu:0`` …, ``cpu``.
+        device: Its power limit.
+        spec: How the watchdog opens it.
+        activity: Its energy and busy cycles.
+        model: What the vendor calls it.
+        uuid: Its identity, for the name of its lease.
+        full_w: The limit it had before, W.
+        low_w: The lowest limit it takes, W.
+        parts: Parts that have this limit each: packages of the CPUs.
+    """
+
+    number: int
+    label: str
+    device: Device[PowerSetting]
+    spec: DeviceSpec
+    activity: Activity
+    model: str
+    uuid: str
+    full_w: float
+    low_w: float
+    parts: int = 1
+
+    def limit_w(self, ratio: float) -> float:
+        """The limit that is set for a share of full power, W."""
+        return max(self.low_w, ratio * self.full_w)
+
+    @property
+    def lease(self) -> str:
+        """The name of its lease."""
+        return lease_name(self.uuid or self.label, self.spec.knob)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Progress of a job against time; ``cycles`` once it proved to report too rarely."""
+
+    first_s: float
+    source: str = ""
+    ratio: float = math.nan
+    at_s: float = math.nan
+    changes: int = 0
+    delay_s: float = math.inf
+
+    def look(self, now_s: float, progress: tuple[float, float], window_s: float) -> None:
+        """Take a look at the progress: its value, and when it was written."""
+        ratio, written_s = progress
+        if not math.isnan(ratio) and ratio != self.ratio:
+            self.changes += not math.isnan(self.ratio)
+            self.delay_s = min(self.delay_s, now_s - written_s)  # the disk's clock may be another one
+            self.ratio, self.at_s = ratio, min(written_s + self.delay_s, now_s)
+        if not self.source and now_s - self.first_s >= window_s:
+            self.source = "progress" if self.changes >= _REPORTS else "busy cycles"
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job whose limit is learned."""
+
+    devices: tuple[int, ...]
+    kind: str
+    work: _Work
+    state: PowerLimitState
+    ratio: float = 1.0
+    known: tuple[LimitPoint, ...] = ()
+    written: bool = False
+    refused: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class JobLimits:
+    """Sets the limits of the jobs of one machine.
+
+    Args:
+        tuner: The policy.
+        devices: The devices, by number.
+        placements: Where jobs run now.
+        progress: Share of a job's work that is done and when it was written, Unix seconds; NaN where it reports none.
+        holder: The leases.
+        book: What limits did to jobs of a kind.
+        say: Receives each change, and what goes wrong.
+        devices_of: The devices of a job, by number.
+    """
+
+    tuner: PowerLimitTuner
+    devices: Mapping[int, LimitedDevice]
+    placements: Callable[[], tuple[Placement, ...]]
+    progress: Callable[[int], tuple[float, float]]
+    holder: LeaseHolder
+    book: JobLimitBook | None
+    say: Callable[[Mapping[str, Any]], None]
+    devices_of: Callable[[Placement], tuple[int, ...]] = lambda placement: placement.gpus
+    _jobs: dict[int, _Job] = field(default_factory=dict)
+    _left_alone: dict[int, str] = field(default_factory=dict)
+
+    def step(self, now_s: float) -> None:
+        """Look at every job once, and set what is decided.
+
+        Args:
+            now_s: Unix seconds.
+        """
+        placed = {one.job: one for one in self.placements()}
+        readings = {number: gpu.activity.read(now_s) for number, gpu in self.devices.items()}
+        owners: dict[int, int] = {}
+        for placement in placed.values():
+            for each in self.devices_of(placement):
+                owners[each] = owners.get(each, 0) + 1
+        for number, job in list(self._jobs.items()):
+            one = placed.get(number)
+            if one is not None and self.devices_of(one) == job.devices and not self._why_not(one, owners):
+                continue
+            self._give_back(number, job, "ended" if one is None else "it is no longer alone on its devices")
+            del self._jobs[number]
+        for placement in placed.values():
+            why_not = self._why_not(placement, owners)
+            if why_not:
+                self._leave(placement.job, why_not)
+            else:
+                self._look(placement, now_s, readings)
+        self._left_alone = {job: why for job, why in self._left_alone.items() if job in placed}
+
+    def renew(self) -> None:
+        """Renew the leases; a job that lost one is set anew at the next step."""
+        for name in self.holder.renew():
+            self.say({"kind": "note", "text": f"{name} was reverted by another process"})
+            for number, job in self._jobs.items():
+                if any(self.devices[gpu].lease == name for gpu in job.devices):
+                    self._give_back(number, job, "its limit was reverted by another process")
+
+    def close(self) -> None:
+        """Give every limit back.
+
+        Raises:
+            ActuationError: A GPU refuses; its lease stays for the watchdog.
+        """
+        for number, job in self._jobs.items():
+            self._give_back(number, job, "the agent ends")
+        self._jobs.clear()
+        self.holder.close()
+
+    def _why_not(self, one: Placement, owners: Mapping[int, int]) -> str:
+        """Why a job keeps full power; empty where its limit is learned."""
+        if not self.devices_of(one):
+            return "it has no GPU"
+        if one.nodes > 1:
+            return f"it runs on {one.nodes} nodes"
+        if any(gpu not in self.devices for gpu in self.devices_of(one)):
+            return "the limit of one of its GPUs may not be set"
+        return "it shares a GPU with another job" if any(owners[gpu] > 1 for gpu in self.devices_of(one)) else ""
+
+    def _leave(self, job: int, why_not: str) -> None:
+        if self._left_alone.get(job) != why_not:
+            self._left_alone[job] = why_not
+            self.say({"kind": "limit", "job": job, "ratio": 1.0, "text": f"keeps full power: {why_not}"})
+
+    def _look(self, one: Placement, now_s: float, readings: Mapping[int, tuple[float, float]]) -> None:
+        job = self._jobs.get(one.job)
+        if job is None:
+            job = self._jobs[one.job] = _Job(self.devices_of(one), self._kind(one), _Work(now_s), self.tuner.initial())
+            job.known = self._known(job.kind)
+        job.work.look(now_s, self.progress(one.job), self.tuner.trial_s)
+        if not job.work.source:
+            return
+        energy_j = sum(readings[gpu][0] for gpu in self.devices_of(one))
+        work, work_s = sum(readings[gpu][1] for gpu in self.devices_of(one)), now_s
+        if job.work.source == "progress":
+            work, work_s = job.work.ratio, job.work.at_s
+        elif math.isnan(work) and job.state.last is None:
+            self._leave(one.job, "it reports its progress too rarely")
+            return
+        full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
+        view = LimitedJobView(now_s, str(one.job), job.ratio, work, work_s, energy_j, full_w, job.known)
+        step = self.tuner.step(job.state, view)
+        job.state = step.state
+        for decision in step.decisions:
+            self._set(one.job, job, float(decision.value), decision.reason)
+        self._remember(job)
+
+    def _set(self, number: int, job: _Job, ratio: float, reason: str) -> None:
+        """Set one limit on every GPU of a job, or give all back."""
+        if ratio >= 1:
+            self._give_back(number, job, reason)
+            return
+        if job.refused:
+            return
+        try:
+            for gpu in (self.devices[each] for each in job.devices):
+                self.holder.set(gpu.device, gpu.spec, PowerSetting(gpu.limit_w(ratio)), f"job {number}: {reason}")
+        except JouleryError as error:
+            self._give_back(number, job, "a limit could not be set")
+            job.refused = str(error)
+            self.say({"kind": "note", "job": number, "text": f"job {number} keeps full power: {error}"})
+            return
+        job.ratio = ratio
+        self._say(number, job, reason)
+
+    def _give_back(self, number: int, job: _Job, reason: str) -> None:
+        held = {lease.name for lease in self.holder.held}
+        limited = job.ratio < 1
+        job.ratio = 1.0
+        for gpu in (self.devices[each] for each in job.devices):
+            if gpu.lease not in held:
+                continue
+            try:
+                self.holder.release(gpu.lease)
+            except JouleryError as error:  # its lease stays: the watchdog reverts it
+                self.say({"kind": "note", "job": number, "text": f"{gpu.label} is not given back yet: {error}"})
+        if limited:
+            self._say(number, job, reason)
+
+    def _say(self, number: int, job: _Job, reason: str) -> None:
+        devices = [self.devices[each] for each in job.devices]
+        limits_w = {one.label: round(one.limit_w(job.ratio), 1) for one in devices}
+        self.say(
+            {
+                "kind": "limit",
+                "job": number,
+                "ratio": job.ratio,
+                "limits_w": limits_w,
+                "work": job.work.source,
+                "text": reason,
+            }
+        )
+
+    def _kind(self, one: Placement) -> str:
+        """Jobs of one kind run the same program on as many GPUs of one model under one limit."""
+        if not one.kind:
+            return ""
+        first = self.devices[self.devices_of(one)[0]]
+        return f"{one.kind} on {len(self.devices_of(one))} × {first.model} at {first.full_w:g} W"
+
+    def _known(self, kind: str) -> tuple[LimitPoint, ...]:
+        if self.book is None or not kind:
+            return ()
+        return tuple(LimitPoint(*point) for point in self.book.read(kind))
+
+    def _remember(self, job: _Job) -> None:
+        """Write down what the limits did once the search is over."""
+        done = job.state.finished(self.tuner)
+        if self.book is not None and job.kind and done and not job.written and job.state.points:
+            points = [(point.ratio, point.slowdown, point.power_ratio) for point in job.state.points]
+            job.written = self.book.write(job.kind, points)
+
+
+@contextmanager
+def running_limits(
+    limits: JobLimits, stop: threading.Event, clock_s: Callable[[], float], period_s: float
+) -> Iterator[None]:
+    """Have the limits of a machine followed by a thread while the block runs; then give them back.
+
+    A step that fails is reported and tried again. Where the thread hangs or dies its leases expire, and the watchdog
+    gives the limits back.
+
+    Args:
+        limits: The limits.
+        stop: Ends the thread.
+        clock_s: Unix seconds.
+        period_s: Interval between two steps.
+
+    Raises:
+        ActuationError: A GPU refuses to be given back; its lease stays for the watchdog.
+    """
+    ended = threading.Event()
+
+    def follow() -> None:
+        said = ""
+        while not ended.wait(period_s) and not stop.is_set():
+            try:
+                limits.renew()
+                limits.step(clock_s())
+            except JouleryError as error:
+                if str(error) != said:
+                    limits.say({"kind": "note", "text": f"power limits: {error}"})
+                said = str(error)
+
+    thread = threading.Thread(target=follow, name="power limits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_PATIENCE_S)
+        if thread.is_alive():
+            limits.say({"kind": "note", "text": "the driver does not answer: the watchdog gives the limits back"})
+        else:
+            limits.close()

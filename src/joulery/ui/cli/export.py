@@ -1,0 +1,95 @@
+"""``joulery export``: an always-on exporter of this node's energy, for Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from joulery.ui.cli.options import carbon_flags
+
+
+@click.command("export")
+@click.option("--port", type=int, default=9107, metavar="P", help="Port to listen on; 0 for a free one (9107).")
+@click.option("--listen", "host", default="127.0.0.1", metavar="HOST", help="Address to listen on (127.0.0.1).")
+@click.option("--once", is_flag=True, help="Print one scrape, then end.")
+@click.option("--sample", metavar="TIME", help="Sampling interval (5 s; 1 s with --once).")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="URL[@GPUS]",
+    help="An inference engine's metrics page: http://localhost:8000, or http://localhost:8000@gpu:0,gpu:1. Repeatable.",
+)
+@click.option("--engine-interval", default="15 s", metavar="TIME", help="Time between two looks at engines (15 s).")
+@click.option(
+    "--meter",
+    "meters",
+    multiple=True,
+    metavar="M",
+    help="rapl, nvml, dcgm:URL, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
+)
+@carbon_flags
+@click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy, for grams (1).")
+@click.option("--otlp", default="", metavar="URL", help="Push to an OpenTelemetry collector: http://localhost:4318.")
+@click.option("--otlp-interval", default="60 s", metavar="TIME", help="Time between two pushes (60 s).")
+@click.option("--user", default="", metavar="NAME", help="Become this user once the meters are open.")
+@click.option("--beside", is_flag=True, help="Run beside another exporter of this node; sums over both count twice.")
+@click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
+@click.option("--configured", hidden=True, help="The checked configuration as JSON; the other flags are not read.")
+def command(
+    port: int,
+    host: str,
+    once: bool,
+    sample: str | None,
+    engines: tuple[str, ...],
+    engine_interval: str,
+    meters: tuple[str, ...],
+    pue: float,
+    otlp: str,
+    otlp_interval: str,
+    user: str,
+    beside: bool,
+    as_json: bool,
+    configured: str | None,
+    **carbon: str | None,
+) -> None:
+    """Export the energy of this node: watts and joules by device, workload and model; grams with a carbon intensity.
+
+    Prometheus scrapes http://127.0.0.1:9107/metrics; /healthz answers probes. Nothing stands in the path of requests:
+    engines (vLLM, SGLang, Triton, TensorRT-LLM, llama.cpp) are read through their own metrics pages.
+    """
+    from joulery.app.exporting import ExportConfig, check, replace_process, run_exporter
+
+    if configured is not None:
+        run_exporter(ExportConfig.from_json(configured), _say, _write)
+        return
+    from joulery.config.parsing.quantity import TIME, flag_quantity
+
+    config = ExportConfig(
+        host=host,
+        port=port,
+        once=once,
+        sample_s=flag_quantity(sample or ("1 s" if once else "5 s"), TIME, "--sample"),
+        engine_s=flag_quantity(engine_interval, TIME, "--engine-interval"),
+        meters=meters,
+        engines=engines,
+        carbon={name: value for name, value in carbon.items() if value is not None},
+        pue=pue,
+        otlp=otlp,
+        otlp_s=flag_quantity(otlp_interval, TIME, "--otlp-interval"),
+        user=user,
+        beside=beside,
+        as_json=as_json,
+    )
+    check(config)
+    replace_process(config)
+
+
+def _write(scrape: bytes) -> None:
+    sys.stdout.buffer.write(scrape)
+    sys.stdout.buffer.flush()
+
+
+def _say(text: str) -> None:
+    click.echo(f"joulery export: {text}", err=True)

@@ -1,0 +1,139 @@
+"""A plan for language models on the terminal."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulery.domain.format import percent, si
+from joulery.domain.gpu.language_plan import LanguageAlternative, LanguagePlan, LanguageReplicas, SloPart
+
+_OBJECTIVES = {"carbon": "grams an hour", "energy": "watts", "cost": "dollars an hour"}
+_NAMES = {"ttft": "TTFT", "itl": "ITL", "answer": "answer"}
+
+
+def language_view(plan: LanguagePlan, explain: bool) -> list[RenderableType]:
+    """The plan for a terminal."""
+    parts: list[RenderableType] = [Text(headline(plan), "bold"), Text(bound_text(plan)), Text(), _table(plan)]
+    if len(plan.alternatives) > 1:
+        parts += [Text(), Text("each variant on one GPU type alone", "bold"), _alternatives(plan.alternatives)]
+    parts += [
+        Text(),
+        *(Text(line) for line in judgement(plan)),
+        Text(f"modelled, from measured runs: {plan.source}", "dim"),
+    ]
+    if explain:
+        parts += [Text(), Text("why", "bold"), *(Text(f"- {line}") for line in explanation(plan))]
+    return parts
+
+
+def headline(plan: LanguagePlan) -> str:
+    """GPUs, dollars, watts and grams in one line."""
+    kinds: dict[str, int] = {}
+    for each in plan.replicas:
+        kinds[each.gpu] = kinds.get(each.gpu, 0) + each.count * each.gpus
+    gpus = " + ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
+    grams = plan.carbon_g_per_hour
+    said = f"least {_OBJECTIVES[plan.objective]}: {gpus}, ${plan.usd_per_hour:.2f}/h, {si(plan.power_w, 'W')}"
+    kept = "every SLO kept, by prediction" if not plan.violations else "an SLO is missed in the simulation"
+    return said + ("" if grams is None else f", {grams:.0f} g/h") + f"; {kept}"
+
+
+def bound_text(plan: LanguagePlan) -> str:
+    """How much better any plan could be."""
+    if plan.bound.gap_ratio <= 1e-6:
+        return f"optimal among {plan.candidates} candidate replicas, within the predictor"
+    return (
+        f"no mixture of the {plan.candidates} candidate replicas has less than {percent(1 - plan.bound.gap_ratio)} "
+        f"of these {_OBJECTIVES[plan.objective]}, within the predictor"
+    )
+
+
+def judgement(plan: LanguagePlan) -> list[str]:
+    """What the simulation of each kind of replica gave, in words."""
+    lines = []
+    for each in plan.replicas:
+        limits = {part.name: part for part in each.parts}
+        said = ", ".join(f"{_NAMES[name]}{_quantile(limits[name])} {si(s, 's')}" for name, s in each.simulated_s)
+        if said:
+            verdict = "within its SLOs" if each.kept else "misses an SLO"
+            lines.append(f"simulated with noise: {each.variant} on {each.gpus} × {each.gpu}: {said}; {verdict}")
+    return lines
+
+
+def _quantile(part: SloPart) -> str:
+    return "" if part.quantile_ratio is None else f" p{100 * part.quantile_ratio:g}"
+
+
+def _table(plan: LanguagePlan) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    left = ("service", "model", "GPUs a replica", "basis")
+    for name in (
+        *("service", "replicas", "model", "GPUs a replica", "at most", "in flight", "rate", "TTFT", "ITL"),
+        *("W", "J a token", "basis"),
+    ):
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for each in plan.replicas:
+        by_name = {part.name: part for part in each.parts}
+        table.add_row(
+            each.service,
+            str(each.count),
+            each.variant.rpartition("/")[2],
+            f"{each.gpus} × {each.gpu}",
+            str(each.max_num_seqs),
+            f"{each.in_flight:.1f}",
+            f"{each.rate_rps:.3g} /s",
+            _latency(by_name.get("ttft")),
+            _latency(by_name.get("itl")),
+            f"{each.power_w + each.host_w:.0f}",
+            f"{each.energy_per_token_j:.3g} ±{percent(each.error_ratio, 0)}",
+            each.basis,
+        )
+    return table
+
+
+def _latency(part: SloPart | None) -> str:
+    return "–" if part is None else f"{si(part.predicted_s, 's')} of {si(part.limit_s, 's')}"
+
+
+def _alternatives(found: tuple[LanguageAlternative, ...]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for name in ("service", "model", "GPUs", "dollars an hour", "W", "J a token", ""):
+        table.add_column(name, justify="left" if name in ("service", "model", "") else "right", overflow="fold")
+    for each in sorted(found, key=lambda one: (one.service, one.gpus == 0, one.usd_per_hour)):
+        figures = (
+            (f"{each.gpus} × {each.gpu}", f"{each.usd_per_hour:.2f}", f"{each.power_w:.0f}")
+            if each.gpus
+            else (each.gpu, "–", "–")
+        )
+        joules = f"{each.energy_per_token_j:.3g}" if each.gpus else "–"
+        table.add_row(
+            each.service,
+            f"{each.model.rpartition('/')[2]} {each.precision}",
+            *figures,
+            joules,
+            Text(each.reason, "dim"),
+        )
+    return table
+
+
+def explanation(plan: LanguagePlan) -> list[str]:
+    """What binds and what was assumed; one sentence each."""
+    lines = [_binding(each) for each in plan.replicas if each.parts]
+    for each in plan.replicas:
+        share = each.host_w / (each.power_w + each.host_w)
+        if share > 0:
+            lines.append(f"{each.variant}: {percent(share)} of its watts are the host's")
+    best = min((each for each in plan.alternatives if each.gpus), key=lambda one: one.usd_per_hour, default=None)
+    if best is not None:
+        lines.append(f"one kind of replica alone costs ${best.usd_per_hour:.2f}/h or more")
+    return [*lines, *plan.notes]
+
+
+def _binding(each: LanguageReplicas) -> str:
+    tight = min(each.parts, key=lambda part: part.slack_ratio)
+    return (
+        f"{each.service}: {_NAMES[tight.name]}{_quantile(tight)} binds {each.variant} on {each.gpus} × {each.gpu}: "
+        f"{si(tight.predicted_s, 's')} of {si(tight.limit_s, 's')}, a margin of {percent(tight.margin_ratio)} included"
+    )

@@ -1,0 +1,119 @@
+"""Files to deploy joulery with: they parse, and do what their comments say."""
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from joulery.gateway.exporter.families import EXPORT_METRICS
+from joulery.gateway.metrics import METRICS
+from joulery.ui.cli.verbs import VERBS
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+KNOWN = {family.name for family in (*EXPORT_METRICS, *METRICS)}
+
+
+def load(name):
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+def expressions():
+    """Every PromQL expression of the dashboard and the rules."""
+    dashboard = json.loads((DEPLOY / "grafana/joulery-node.json").read_text())
+    rules = [rule for group in load("prometheus/alerts.yml")["groups"] for rule in group["rules"]]
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]] + [r["expr"] for r in rules]
+
+
+def test_queries_and_rules_name_metrics_that_are_exported():
+    named = {name for text in expressions() for name in re.findall(r"\bjoulery_\w+", text)}
+    assert named and named <= KNOWN
+
+
+def test_panels_do_not_overlap_and_have_units():
+    panels = json.loads((DEPLOY / "grafana/joulery-node.json").read_text())["panels"]
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels)
+
+
+def test_every_alert_says_how_bad_and_what():
+    for group in load("prometheus/alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            if "alert" in rule:
+                assert rule["labels"]["severity"] in ("info", "warning", "critical") and rule["annotations"]["summary"]
+
+
+def test_prometheus_takes_configuration_and_rules():
+    if shutil.which("promtool") is None:
+        pytest.skip("Prometheus is not installed")
+    done = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=DEPLOY / "prometheus", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_compose_file_publishes_on_loopback_alone_and_mounts_what_exists():
+    services = load("compose.yaml")["services"]
+    assert set(services) == {"joulery-export", "prometheus", "grafana"}
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        for volume in service.get("volumes", ()):
+            if volume.startswith("."):
+                assert (DEPLOY / volume.partition(":")[0]).exists(), volume
+    assert services["joulery-export"]["cap_drop"] == ["ALL"]
+    (source,) = load("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = load("grafana/provisioning/dashboards/joulery.yaml")["providers"]
+    assert any(provider["options"]["path"] in volume for volume in services["grafana"]["volumes"])
+
+
+def test_the_image_has_two_stages_a_user_of_its_own_and_a_health_check():
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    assert sum(line.startswith("FROM ") for line in lines) == 2
+    after = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert "USER joulery" in after and any(line.startswith("HEALTHCHECK") for line in after)
+    for name in (word for line in lines if line.startswith("COPY pyproject") for word in line.split()[1:-1]):
+        assert (DEPLOY.parent / name).exists(), name
+
+
+@pytest.mark.parametrize("file", UNITS, ids=lambda file: file.name)
+def test_a_unit_starts_a_verb_in_a_sandbox(file):
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(file.read_text())
+    service = unit["Service"]
+    assert service["ExecStart"].split()[1] in VERBS
+    assert service["NoNewPrivileges"] == "yes" and service["ProtectSystem"] == "strict"
+    assert "CapabilityBoundingSet" in service
+
+
+def test_systemd_takes_the_units():
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    done = subprocess.run(["systemd-analyze", "verify", *map(str, UNITS)], capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+    assert not [line for line in said if ".service:" in line and "joulery" in line], done.stderr
+
+
+def test_the_daemon_set_is_complete_and_restricted():
+    kinds = {name: load(f"kubernetes/{name}") for name in load("kubernetes/kustomization.yaml")["resources"]}
+    (container,) = kinds["daemonset.yaml"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][0] in VERBS
+    limits = container["securityContext"]
+    assert limits["readOnlyRootFilesystem"] and not limits["allowPrivilegeEscalation"]
+    assert limits["capabilities"]["drop"] == ["ALL"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    volumes = kinds["daemonset.yaml"]["spec"]["template"]["spec"]["volumes"]
+    assert mounted == {volume["name"] for volume in volumes}
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])

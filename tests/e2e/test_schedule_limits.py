@@ -1,0 +1,116 @@
+"""Policy kind ``frugal`` on this machine: its scheduler limits the GPUs of jobs; the driver is the fake one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.slurm_jobs import Daemon
+from tests.fakes.nvml import STATE, NvmlFake, gpu
+from tests.fakes.powercap import limits, powercap_tree
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes/path"
+SITE = """\
+joulery: 1
+mode: act
+carbon: {kind: constant, intensity: 250 g/kWh, source: "stated for a test"}
+meters: {use: [nvml]}
+jobs:
+  quantum: 20 s
+  poll: 200 ms
+  grace: 2 s
+  slots: {kind: gpu}
+  policy: {kind: frugal, theta: 100 %}
+  limits: {max_slowdown: 1.3, eta: 100 %, trial: 1 s, settle: 100 ms, period: 50 ms, lease: 4 s, min: 75 %}
+"""
+JOB = """\
+import os, sys, time
+for step in range(1, 100_000):
+    time.sleep(0.03)
+    for zone in sys.argv[1:]:
+        limit_uw = int(open(zone + "/constraint_0_power_limit_uw").read())
+        energy_uj = int(open(zone + "/energy_uj").read())
+        with open(zone + "/energy_uj", "r+") as counter:
+            counter.write(str(energy_uj + int(0.03 * limit_uw)))
+    with open(os.environ["JOULERY_PROGRESS"], "a") as file:
+        file.write(f"{step}/100000\\n")
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site.yaml").write_text(SITE)
+    (tmp_path / "job.py").write_text(JOB)
+    state = tmp_path / "boards.json"
+    for name, value in (
+        (STATE, str(state)), ("PYTHONPATH", str(FAKES)), ("JOULERY_STATE", str(tmp_path / "state")),
+        ("JOULERY_UNGUARDED", "1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield NvmlFake(gpu("NVIDIA A30", busy=100, demand_mw=165_000), file=state)
+    for run in tmp_path.glob("joulery-jobs/jobs/*/run.json"):
+        try:
+            os.killpg(json.loads(run.read_text())["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def joulery(*words: str) -> str:
+    command = [sys.executable, "-m", "joulery", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, asks for CAP_SYS_ADMIN")
+def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(desk: NvmlFake, tmp_path: Path) -> None:
+    job = int(json.loads(joulery("submit", "--json", "--", sys.executable, "job.py"))["job"])
+    daemon = Daemon(tmp_path / "site.yaml", dict(os.environ))
+    try:
+        limit = daemon.until(lambda entry: entry["kind"] == "limit" and entry["ratio"] == 0.75)
+        assert (limit["job"], limit["work"]) == (job, "progress")
+        assert desk.boards[0]["limit_mw"] == 124_000
+        joulery("jobs", "--cancel", str(job))
+        daemon.until(lambda entry: entry["kind"] == "limit" and entry["ratio"] == 1.0)
+        assert desk.boards[0]["limit_mw"] == 165_000
+        joulery("submit", "--json", "--", sys.executable, "job.py")
+        daemon.until(lambda entry: entry["kind"] == "limit" and entry["ratio"] < 1 and entry["job"] != job)
+    finally:
+        daemon.kill()
+    wait_until(lambda: desk.boards[0]["limit_mw"] == 165_000, "the former limit after kill -9")
+
+
+def test_the_cpus_of_a_machine_are_limited_for_its_job_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed: RAPL's files are a made-up tree, whose counters the job itself moves."""
+    tree = powercap_tree(tmp_path / "powercap", 1)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (
+        ("JOULERY_POWERCAP", str(tree)), ("JOULERY_STATE", str(tmp_path / "state")), ("JOULERY_UNGUARDED", "1"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    site = SITE.replace("meters: {use: [nvml]}", "meters: {cpu_model: {idle: 20 W, max: 60 W}}")
+    (tmp_path / "site.yaml").write_text(site.replace("kind: gpu", "kind: cpu, count: 1"))
+    (tmp_path / "job.py").write_text(JOB)
+    before = limits(tree)
+    job = json.loads(joulery("submit", "--json", "--", sys.executable, "job.py", str(tree / "intel-rapl:0")))["job"]
+    daemon = Daemon(tmp_path / "site.yaml", dict(os.environ))
+    try:
+        limit = daemon.until(lambda entry: entry["kind"] == "limit" and entry["ratio"] == 0.75)
+        assert limit["limits_w"] == {"cpu": 90.0}
+        assert limits(tree)["intel-rapl:0/constraint_0_power_limit_uw"] == "90000000"
+        joulery("jobs", "--cancel", str(job))
+        daemon.until(lambda entry: entry["kind"] == "limit" and entry["ratio"] == 1.0)
+        assert limits(tree) == before
+    finally:
+        assert daemon.stop() == 0, daemon.errors

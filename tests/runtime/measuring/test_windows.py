@@ -1,0 +1,241 @@
+"""Named windows on an injected clock: additive, honest about gaps, priced by the intensity of their time."""
+
+import asyncio
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import joulery
+from joulery.adapters.meters.fake import FakeMeter, Script
+from joulery.domain.energy.carbon import CarbonSeries
+from joulery.domain.energy.channel import ReadingKind
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.quality import Quality
+from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
+
+pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
+NS = 1_000_000_000
+
+
+class Hand:
+    """A clock, processors and a program that do what the test says; the meter's own thread is stopped."""
+
+    sockets, cpus = (0,), (4,)
+
+    def __init__(self, *scripts, source=None, **more):
+        self.now_s = self.busy_s = self.own_s = 0.0
+        made = scripts or (Script(((0.0, 100.0),), idle_w=40.0),)
+        fake = FakeMeter(made, lambda: self.now_s)
+        readers = WindowReaders((fake,), Stated(self, "busy_s"), Stated(self, "own_s"), lambda: round(self.now_s * NS))
+        self.meter = WindowMeter(readers, source, **more)
+        self.meter._stop.set()
+        self.meter._thread.join()
+        self.meter._stop.clear()
+
+    def run(self, seconds, own_s=0.0, others_s=0.0):
+        self.now_s += seconds
+        self.own_s += own_s
+        self.busy_s += own_s + others_s
+
+
+class Stated:
+    sockets, cpus = (0,), (4,)
+
+    def __init__(self, hand, name):
+        self._hand, self._name = hand, name
+
+    def read(self):
+        return (getattr(self._hand, self._name),)
+
+    def discover(self):
+        pass
+
+    def pids(self):
+        return frozenset()
+
+    def close(self):
+        pass
+
+
+def test_a_window_is_charged_its_share_and_the_idle_energy():
+    hand = Hand()
+    hand.meter.begin_window("a")
+    hand.run(10, own_s=3.0, others_s=1.0)
+    cost = hand.meter.end_window("a")
+    assert cost.attributed_j == pytest.approx(450.0)
+    assert cost.idle_j == pytest.approx(400.0)
+    assert cost.energy_j == pytest.approx(850.0)
+    assert (cost.duration_s, cost.coverage_ratio) == (pytest.approx(10.0), 1.0)
+    without = Hand(idle="none")
+    without.meter.begin_window("a")
+    without.run(10, own_s=3.0, others_s=1.0)
+    assert without.meter.end_window("a").energy_j == pytest.approx(450.0)
+
+
+STEPS = st.lists(st.tuples(st.floats(0.01, 50), st.floats(0, 4), st.floats(0, 4)), min_size=1, max_size=6)
+
+
+@given(STEPS)
+def test_parts_add_up_to_the_whole(steps):
+    hand = Hand()
+    hand.meter.begin_window("whole")
+    parts = []
+    for seconds, own_s, others_s in steps:
+        hand.meter.begin_window("part")
+        hand.run(seconds, own_s, others_s)
+        parts.append(hand.meter.end_window("part"))
+    whole = hand.meter.end_window("whole")
+    assert whole.energy_j == pytest.approx(math.fsum(part.energy_j for part in parts), rel=1e-9)
+    assert whole.idle_j == pytest.approx(math.fsum(part.idle_j for part in parts), rel=1e-9)
+    assert whole.energy_j == pytest.approx(
+        math.fsum([*(p.energy_j for p in whole.parts), whole.idle_j, whole.unattributed_j]), rel=1e-9
+    )
+
+
+def test_windows_may_overlap_and_be_read_while_open():
+    hand = Hand()
+    hand.meter.begin_window("a")
+    hand.run(10)
+    hand.meter.begin_window("b")
+    hand.run(10)
+    assert hand.meter.read("a").energy_j == pytest.approx(2000.0)
+    a = hand.meter.end_window("a")
+    hand.run(10)
+    b = hand.meter.end_window("b")
+    assert (a.energy_j, b.energy_j) == (pytest.approx(2000.0), pytest.approx(2000.0))
+    assert hand.meter.read().energy_j == pytest.approx(3000.0)
+    assert hand.meter.power_w == pytest.approx(100.0)
+    assert hand.meter.open_windows == ()
+
+
+def test_memory_does_not_grow_with_windows_that_have_ended():
+    hand = Hand()
+    for _ in range(500):
+        hand.meter.begin_window("step")
+        hand.run(0.1)
+        hand.meter.end_window("step")
+        hand.meter.read()
+    assert len(hand.meter._sums.t_ns) <= 3
+
+
+def test_what_goes_wrong_with_names_is_said():
+    meter = Hand().meter
+    with pytest.raises(ConfigError, match="no window a is open"):
+        meter.end_window("a")
+    meter.begin_window("a")
+    with pytest.raises(ConfigError, match="open already"):
+        meter.begin_window("a")
+    with pytest.raises(ConfigError, match="idle"):
+        Hand(idle="half")
+    for pue in (0.5, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="pue"):
+            Hand(pue=pue)
+    meter.close()
+    meter.close()
+    with pytest.raises(ConfigError, match="closed"):
+        meter.read()
+    assert str(meter) == meter._repr_html_() == "closed"
+
+
+def test_a_counter_that_is_silent_is_made_up_for_and_one_that_is_reset_is_a_gap():
+    silent = Hand(Script(((0.0, 100.0),), silent_s=((5.0, 15.0),), idle_w=40.0))
+    silent.meter.begin_window("a")
+    for _ in range(4):
+        silent.run(5)
+        silent.meter.read()
+    assert silent.meter.end_window("a").energy_j == pytest.approx(2000.0)
+    power = Hand(Script(((0.0, 100.0),), silent_s=((5.0, 15.0),), idle_w=40.0, kind=ReadingKind.POWER))
+    power.meter.begin_window("a")
+    for _ in range(4):
+        power.run(5)
+        power.meter.read()
+    cost = power.meter.end_window("a")
+    assert cost.coverage_ratio < 1 and cost.energy_j == pytest.approx(100.0 * cost.coverage_ratio * 20)
+
+
+def test_a_reset_is_warned_of():
+    hand = Hand(Script(((0.0, 100.0),), start_j=9000.0, idle_w=40.0))
+    hand.meter.begin_window("a")
+    hand.run(10)
+    hand.meter.read()
+    (fake,) = hand.meter._readers.meters
+    fake._scripts = (Script(((0.0, 100.0),), idle_w=40.0),)
+    hand.run(10)
+    with pytest.warns(MeasureWarning, match="reset"):
+        cost = hand.meter.end_window("a")
+    assert (cost.energy_j, cost.coverage_ratio) == (pytest.approx(1000.0), pytest.approx(0.5, rel=1e-3))
+
+
+def test_a_gpu_that_nobody_else_uses_is_the_programs():
+    hand = Hand(Script(((0.0, 200.0),), device="gpu:0"))
+    hand.meter.begin_window("a")
+    hand.run(10)
+    cost = hand.meter.end_window("a")
+    assert [(part.device, part.energy_j) for part in cost.parts] == [("gpu:0", pytest.approx(2000.0))]
+
+
+class Grid:
+    """360 g/kWh until the middle of a window of 20 s, then 720."""
+
+    def history(self, t0_s, t1_s):
+        edges = np.array([t0_s - 100, t0_s + 10, t1_s + 100])
+        return CarbonSeries("XX", edges, [360.0, 720.0], source="a test")
+
+
+class Gone:
+    def history(self, t0_s, t1_s):
+        raise DataError("the grid is away")
+
+
+def test_grams_follow_the_intensity_inside_a_window():
+    hand = Hand(source=Grid(), pue=1.5)
+    hand.meter.begin_window("a")
+    for _ in range(20):
+        hand.run(1)
+        hand.meter._advance(keep=True)
+    cost = hand.meter.end_window("a")
+    assert cost.carbon_g == pytest.approx(1.5 * (1000 * 360 + 1000 * 720) / 3.6e6, rel=1e-6)
+    assert cost.facility_j == pytest.approx(3000.0)
+
+
+def test_without_an_answer_of_the_grid_joules_stand_and_a_warning_says_why():
+    hand = Hand(source=Gone())
+    hand.meter.begin_window("a")
+    hand.run(10)
+    with pytest.warns(MeasureWarning, match="the grid is away"):
+        cost = hand.meter.end_window("a")
+    assert cost.carbon_g is None and cost.energy_j > 0
+
+
+def test_the_meter_of_this_machine_in_blocks_tasks_and_forks():
+    with joulery.Meter(meters=["cpu-model:10,40"], carbon="250 g/kWh") as meter:
+
+        async def task(name):
+            with meter.window(name) as window:
+                await asyncio.to_thread(sum, range(1000))
+            return window
+
+        async def both():
+            return await asyncio.gather(task("a"), task("b"))
+
+        with meter.window("all") as whole, pytest.raises(ConfigError, match="not ended"):
+            print(whole.footprint)
+        windows = asyncio.run(both())
+        child = os.fork()
+        if child == 0:
+            try:
+                meter.read()
+            except ConfigError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    for window in (whole, *windows):
+        assert window.footprint.energy_j > 0 and window.footprint.quality is Quality.MODELLED
+        assert window.name in str(window) and "<table>" in window._repr_html_()
+    with pytest.raises(ConfigError, match="no such meter"):
+        joulery.Meter(meters=["no-such"])
