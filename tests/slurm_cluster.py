@@ -52,7 +52,7 @@ MinJobAge=3600
 {accounting}
 JobCompType=jobcomp/none
 {nodes}
-PartitionName=train Nodes=g[1-{count}] Default=YES MaxTime=INFINITE State=UP
+PartitionName=train Nodes={name}[1-{count}] Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -71,11 +71,14 @@ class SlurmCluster:
     Attributes:
         folder: Its scratch folder.
         env: Environment in which Slurm's commands talk to it.
+        nodes: Number of its nodes.
+        name: Their names are this and a number.
     """
 
     folder: Path
     env: dict[str, str]
     nodes: int
+    name: str = "g"
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run(self, *command: str) -> str:
@@ -101,11 +104,11 @@ class SlurmCluster:
 
     def start_node(self, number: int) -> None:
         """One slurmd."""
-        self._spawn(f"g{number}", "slurmd", "-D", "-N", f"g{number}", "-f", self.env["SLURM_CONF"])
+        self._spawn(f"{self.name}{number}", "slurmd", "-D", "-N", f"{self.name}{number}", "-f", self.env["SLURM_CONF"])
 
     def stop_node(self, number: int) -> None:
         """End one slurmd at once, as a node that lost power."""
-        self._end(f"g{number}", signal.SIGKILL)
+        self._end(f"{self.name}{number}", signal.SIGKILL)
 
     def close(self) -> None:
         """End everything: jobs first, then the daemons."""
@@ -122,7 +125,7 @@ class SlurmCluster:
         self._until(
             lambda: (
                 set(self._try("sinfo", "-h", "-N", "-o", "%N=%t").split())
-                == {f"g{n}=idle" for n in range(1, self.nodes + 1)}
+                == {f"{self.name}{n}=idle" for n in range(1, self.nodes + 1)}
             ),
             "nodes stay down",
         )
@@ -186,6 +189,7 @@ def slurm_cluster(
     conf_lines: str = "",
     types: Sequence[str] = (),
     accounting: str = "",
+    name: str = "g",
 ) -> Iterator[SlurmCluster]:
     """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end.
 
@@ -198,16 +202,18 @@ def slurm_cluster(
         types: GPU type of each node; ``fake`` for all when empty. A node's type is its feature, too.
         accounting: Lines of slurm.conf from :func:`tests.slurm_accounting.slurm_database`, in the same folder; none
             without accounting.
+        name: What the nodes are called, with a number: one letter, for socket paths are short; one of its own where an
+            agent runs, which sees the jobs of every node of that name on this machine.
     """
     types = types or ("fake",) * nodes
-    for part in ("state", "dev", *(f"spool/g{n}" for n in range(1, nodes + 1))):
+    for part in ("state", "dev", *(f"spool/{name}{n}" for n in range(1, nodes + 1))):
         (folder / part).mkdir(parents=True)
     for gpu in range(gpus):
         os.mknod(folder / f"dev/gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     host = socket.gethostname().split(".")[0]
     port, *node_ports = _free_ports(nodes + 1)
     lines = [
-        f"NodeName=g{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports[n - 1]} CPUs=4 RealMemory=1000 "
+        f"NodeName={name}{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports[n - 1]} CPUs=4 RealMemory=1000 "
         f"Gres=gpu:{types[n - 1]}:{gpus} Features={types[n - 1]}"
         for n in range(1, nodes + 1)
     ]
@@ -220,6 +226,7 @@ def slurm_cluster(
             kill_wait=kill_wait,
             nodes="\n".join(lines),
             count=nodes,
+            name=name,
             accounting=f"AccountingStorageType=accounting_storage/{'slurmdbd' if accounting else 'none'}",
         )
     )
@@ -230,11 +237,11 @@ def slurm_cluster(
     (folder / "gres.conf").write_text(
         "AutoDetect=off\n"
         + "".join(
-            f"NodeName=g{n} Name=gpu Type={kind} File={folder}/dev/gpu[0-{gpus - 1}]\n"
+            f"NodeName={name}{n} Name=gpu Type={kind} File={folder}/dev/gpu[0-{gpus - 1}]\n"
             for n, kind in enumerate(types, 1)
         )
     )
-    cluster = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes)
+    cluster = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes, name)
     try:
         cluster.start_controller()
         for number in range(1, nodes + 1):

@@ -77,7 +77,8 @@ def sleeping_cluster(folder: Path) -> Iterator[SlurmCluster]:
         (folder / name).write_text(script.format(folder=folder, slurmd=shutil.which("slurmd")))
         (folder / name).chmod(0o755)
     try:
-        with slurm_cluster(folder / "slurm", nodes=3, gpus=2, conf_lines=POWER_SAVING.format(folder=folder)) as made:
+        lines = POWER_SAVING.format(folder=folder)
+        with slurm_cluster(folder / "slurm", nodes=3, gpus=2, conf_lines=lines, name="s") as made:
             yield made
     finally:
         for file in (folder / "slurm").glob("slurmd-*.pid"):
@@ -124,13 +125,13 @@ def test_lean_limits_jobs_within_the_bound_packs_them_and_nodes_sleep(
             wait_until(lambda: set(nodes(cluster).values()) == {"idle~"}, "the sleep of all nodes")
             one = ("--gres=gpu:1", "--ntasks=1", "--comment=joulery:min=1,max=1", "--export=ALL")
             first = int(cluster.submit(script, *one))
-            wait_until(lambda: place(cluster, first).startswith("RUNNING g"), "the node that wakes for the job")
+            wait_until(lambda: place(cluster, first).startswith("RUNNING s"), "the node that wakes for the job")
             home = place(cluster, first).split()[1]
             flags = ("--sample", "1 s", "--node", home)
             agents.append(Daemon(cluster.folder / "site.yaml", cluster.env, *flags, verb="agent"))
             agents[0].until(lambda entry: entry.get("ratio") == 0.5 and entry["job"] == first)
             assert boards.boards[0]["limit_mw"] == 190_000  # half of what an administrator had set
-            agents[0].until(lambda entry: entry.get("kind") == "limit" and entry["work"] == "progress")
+            agents[0].until(lambda entry: entry.get("kind") == "limit" and entry.get("work") == "progress")
 
             wait_until(lambda: known(cluster), "what the limits did to its kind")
 

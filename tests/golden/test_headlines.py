@@ -25,6 +25,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, exit_code: int =
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "gpus", "usd_per_hour"),
     [("igniter", 6, 18.36), ("ffd", 5, 15.30), ("gslice", 6, 18.36), ("best", 5, 15.30)],

@@ -137,6 +137,7 @@ def test_waiting_joules_at_low_medium_and_high_demand(rate_rps, saves):
     assert on.attainment_ratio >= 0.99 and on.refused == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10_000), low=st.floats(1.0, 20.0), period_s=st.sampled_from([80.0, 120.0]))
 def test_demand_that_comes_and_goes_loses_nothing_and_never_costs_more(seed, low, period_s):

@@ -67,6 +67,7 @@ def test_any_bytes(tmp_path: Path, content: bytes, prefix: bytes, how: FileForma
     checked(read(path, how), how)
 
 
+@pytest.mark.slow
 @quick
 @given(
     st.sampled_from(["timestamp_utc,x", "timestamp,ci_direct,estimated", "time,x,y", "x"]),

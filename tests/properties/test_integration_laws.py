@@ -126,6 +126,7 @@ shared = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(
     shared,
     st.tuples(busy_times(), busy_times()),

@@ -51,6 +51,7 @@ def test_two_predictions_of_a_request_say_more_than_one(tmp_path: Path) -> None:
     assert cut["both"]["oracle"] < 1.01 * cut["both"]["ssjf"]
 
 
+@pytest.mark.slow
 def test_the_example_runs_on_made_up_requests_and_says_so() -> None:
     done = simulate("--seeds", "1", "--json")
     document = json.loads(done.stdout)

@@ -30,6 +30,7 @@ def test_the_examples_keep_the_contract(name: str) -> None:
     assert again.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_slack_hours_let_long_jobs_wait(tmp_path: Path) -> None:
     ask = (EXAMPLES / "green-year.yaml", "--days", "2", "--policies", "tiresias,green-sleep")
     rows = {}

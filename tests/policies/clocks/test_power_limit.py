@@ -37,6 +37,7 @@ def response_of(speeds: dict[float, float], powers: dict[float, float] | None = 
     return response
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     speeds=monotone,

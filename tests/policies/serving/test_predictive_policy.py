@@ -282,6 +282,7 @@ observations = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(observations, min_size=1, max_size=12))
 def test_pure_total_and_replayable_from_json(rows):

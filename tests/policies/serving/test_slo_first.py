@@ -124,6 +124,7 @@ def test_a_decision_that_is_carried_out_is_overridden_by_a_threat_alone():
     assert again.decisions == (), "the same change is not begun anew, however long it takes"
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, phases=QUICK)
 @given(st.integers(0, 10_000), st.floats(0.2, 0.8), st.floats(0.02, 0.5), st.floats(1.0, 2.0))
 def test_none_is_refused_while_the_leanest_layout_has_room(seed, load, calm, slow):
@@ -135,6 +136,7 @@ def test_none_is_refused_while_the_leanest_layout_has_room(seed, load, calm, slo
     assert outcome.refused == 0 and outcome.attainment_ratio >= 0.99
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, phases=QUICK)
 @given(st.integers(0, 10_000), st.floats(1.05, 3.0))
 def test_whatever_is_admitted_is_answered_within_the_slo(seed, overload):

@@ -94,6 +94,7 @@ def test_a_log_of_observations_decides_the_same_again(search):
     assert decisions == world.decisions
 
 
+@pytest.mark.slow
 @SEARCHES
 def test_no_layout_keeps_the_slo_the_search_ends_and_the_least_bad_serves(search):
     world = World(trying(search, slo_s=1e-4), g_per_kwh=400.0)

@@ -172,6 +172,7 @@ def test_killed_at_any_moment_of_a_resize_nothing_is_lost(world, when: int) -> N
     assert world.cluster.held() == set()
 
 
+@pytest.mark.slow
 def test_killed_between_every_two_looks_everything_still_ends_once(world) -> None:
     world = world(FakeCluster(rate=0.03))
     for number in range(1, 9):

@@ -87,6 +87,7 @@ def test_a_tight_slo_that_the_rule_of_two_clocks_keeps_is_kept_with_less_energy(
     assert assumed.attainment_ratio(plant.slo) >= 0.99 and assumed.power_w < 1.01 * rule.power_w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assumed", [True, False])
 def test_where_the_rule_breaks_the_slo_the_governor_does_not(assumed: bool) -> None:
     """Work bound by arithmetic, close to what the engine can do: 1000 MHz are too slow."""

@@ -92,6 +92,7 @@ def test_the_reacting_governor_breaks_more_slos_than_the_fixed_clock() -> None:
     assert miad.attainment_ratio(slo_s) < 0.995 < ours.attainment_ratio(slo_s) <= top.attainment_ratio(slo_s)
 
 
+@pytest.mark.slow
 def test_a_spike_is_met_at_once_and_a_lasting_overload_asks_for_help_once() -> None:
     p = plant(5.0)
     calm, spike = np.arange(0, 60, 3.0), np.sort(np.random.default_rng(2).uniform(60, 90, 600))

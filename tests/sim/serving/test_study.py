@@ -72,6 +72,7 @@ def test_oracle_equals_the_reference_at_all_150_points():
         assert 100 * found.loss_ratio == pytest.approx(point["accuracy_loss_rel_pct"], abs=0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", SERVICES)
 def test_more_weight_on_carbon_saves_no_less_and_loses_no_less(service):
     found = [best(service, "CISO_March", replace(SETTINGS, lambda_ratio=weight / 10)) for weight in range(11)]

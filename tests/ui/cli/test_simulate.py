@@ -192,6 +192,7 @@ def test_clover_runs_on_the_built_in_profile(capsys, tmp_path):
     assert {row["scheme"] for row in answer(capsys, path, "--policy", "clover")["results"]} == {"clover"}
 
 
+@pytest.mark.slow
 def test_the_same_seeds_give_the_same_bytes(tmp_path):
     path = tmp_path / "one.yaml"
     path.write_text(CLOVER.read_text().replace("file: carbon/", f"file: {EXAMPLES}/carbon/") + "services: [yolo]\n")

@@ -110,6 +110,7 @@ def test_the_twelve_services_of_the_paper(plan12):
     assert dict(served) == pytest.approx({f"W{at + 1}": rate for at, (_, _, rate) in enumerate(APP12)})
 
 
+@pytest.mark.slow
 def test_it_is_well_below_dedicated_gpus_and_one_planner_after_the_other(plan12):
     dedicated = plan_joint(locked(twelve(), ["share", "clock"])).certificate.value
     assert dedicated == pytest.approx(2005.38, abs=0.01)
@@ -126,6 +127,7 @@ def test_single_knobs_and_their_composition_are_never_below_the_joint_plan():
     assert plan_joint(request).certificate.value <= min(plan.certificate.value for plan in plans) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_in_dollars_alone_it_is_the_plan_of_preset_best():
     request = twelve(objective_of("cost"), levels=1)
     best = provision("best", [each.workload for each in request.services], [fleet(1).gpu_type], RULES)
@@ -136,6 +138,7 @@ def test_in_dollars_alone_it_is_the_plan_of_preset_best():
     assert with_power(request, best).certificate.value == pytest.approx(best.usd_per_hour)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knob", KNOBS)
 def test_a_locked_knob_never_helps(knob):
     services = (
@@ -207,6 +210,7 @@ def test_a_power_cap_that_is_too_low_names_itself():
     assert caught.value.binding == "power cap of 100 W"
 
 
+@pytest.mark.slow
 def test_a_power_cap_is_kept_where_dollars_would_not_keep_it():
     services = (service("a", "resnet50", 400, 30), service("b", "vgg19", 300, 40), service("c", "ssd", 150, 40))
     request = JointRequest(services, (fleet(2),), RULES, objective_of("cost"))

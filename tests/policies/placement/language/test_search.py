@@ -75,6 +75,7 @@ def test_a_mixed_fleet_costs_no_more_than_one_type():
     assert mixed <= min(plan(service, gpus=(each,)).usd_per_hour for each in (H100, B200))
 
 
+@pytest.mark.slow
 def test_a_lower_quality_never_costs_more_and_a_tighter_slo_never_less():
     prices = [plan(replace_service(minimum_quality_ratio=q)).usd_per_hour for q in (0.85, 0.8, 0.0)]
     assert prices == sorted(prices, reverse=True)

@@ -60,6 +60,7 @@ def test_replicas_on_two_gpus_are_kept_together():
     assert {workload for workload, _ in replicas} == set(range(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
 def test_more_kinds_than_are_planned_at_once(monkeypatch, rules):
     """Two full batches and a rest."""

@@ -38,6 +38,7 @@ def fitting_patterns(packing, items, most):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 4), st.integers(1, 2))
 def test_no_pattern_is_worth_more_than_the_knapsacks_say(seed, count, replicas):
@@ -59,6 +60,7 @@ def test_no_pattern_is_worth_more_than_the_knapsacks_say(seed, count, replicas):
         assert float(values[list(pattern)].sum()) <= proof.most * (1 + 1e-9), pattern
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_bound_optimum_and_plan_are_in_order(seed, count):
@@ -105,6 +107,7 @@ def test_a_box_bounds_its_patterns_at_any_price(seed, count, per_w, per_percent)
         assert float(values[list(pattern)].sum()) <= most[home].min() * (1 + 1e-9), pattern
 
 
+@pytest.mark.slow
 def test_services_whole_at_first_and_cut_later():
     problem = problem_of(random_services(2, 40), [V100], Rules())
     generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=50))
@@ -133,6 +136,7 @@ def test_the_published_twelve_need_what_the_tree_of_patterns_proves():
     assert generator.dive(QUICK).usd_per_hour == pytest.approx(6 * 3.06)
 
 
+@pytest.mark.slow
 def test_a_mixed_fleet_has_a_valid_bound():
     types = [V100, t4()]
     found = random_services(1, 18)
@@ -143,6 +147,7 @@ def test_a_mixed_fleet_has_a_valid_bound():
     assert result.bound.usd_per_hour >= least - 1e-9
 
 
+@pytest.mark.slow
 def test_plan_and_bound_are_a_gpu_apart_at_most():
     for count in (16, 30, 48):
         result = provision("best", random_services(count, count), [V100], Rules())
@@ -151,6 +156,7 @@ def test_plan_and_bound_are_a_gpu_apart_at_most():
         assert "no layout" in result.bound.method or result.optimal
 
 
+@pytest.mark.slow
 def test_settled_gpus_and_divisions_are_undone_after_a_dive():
     problem = problem_of(random_services(5, 60), [V100], Rules())
     generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=50))
