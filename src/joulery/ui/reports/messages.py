@@ -135,7 +135,7 @@ def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     refused, abandoned, late = (_number(report.get(name)) or 0 for name in ("refused", "abandoned", "late"))
     words += f" ({count(refused)} refused)" if refused else ""
     words += f", {count(abandoned)} abandoned by their client" if abandoned else ""
-    words += f", {count(late)} answered late" if late else ""
+    words += f", {count(late)} answered late by the gateway's clock" if late else ""
     sent = load_words(report)
     return count(requests), words + (f"; {sent}" if sent else "")
 
@@ -156,7 +156,8 @@ def load_words(report: Mapping[str, Any]) -> str:
         parts = " + ".join(f"{count(client[name])} {name}" for name in ("answered", "failed", "abandoned"))
         words += f"; sent = {parts}"
         words += f"; {count(client['refused'])} of the failed refused" if client.get("refused") else ""
-        words += f"; {count(client['late'])} of the answered late"
+        # The gateway counts from the arrival, the client from when the request was due: it may see more late answers.
+        words += f"; {count(client['late'])} of the answered late" + " for the client" * bool(client["late"])
     if client.get("delayed"):
         words += (
             f"; {count(client['delayed'])} sent up to {duration(client['delay_max_s'])} after they were due, "
