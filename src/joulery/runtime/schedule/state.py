@@ -17,6 +17,7 @@ event          fields
 ``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
 ``refused``    ``job``, ``until_s``, ``text``: it did not start on free slots, so it reserves none until then
 ``unsaved``    ``job``: its progress after a stop is less than half of that before: it is never stopped again
+``lengths``    ``slot_s``: slot-seconds of the jobs that ended last; a compacted journal has it
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -32,6 +33,7 @@ from typing import Any, TypeVar
 
 from joulery.accounting.training_jobs import JobWindow, Tally
 from joulery.domain.quality import Quality
+from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.runtime.schedule.energy import SourceTotal
 
 T = TypeVar("T")
@@ -63,6 +65,7 @@ class SchedulerState:
         patient: Jobs that wait for a cleaner hour.
         hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
         holds: How many jobs with a deadline may still do so, by pool.
+        ended_slot_s: Slot-seconds of the jobs that ended last, oldest first.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -84,6 +87,7 @@ class SchedulerState:
     patient: frozenset[int] = frozenset()
     hold_slack_s: float = math.inf
     holds: Mapping[str, int] = field(default_factory=dict)
+    ended_slot_s: tuple[float, ...] = ()
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -118,6 +122,8 @@ def compacted(state: SchedulerState) -> list[dict[str, Any]]:
         {"kind": "tallies", **tallies_event(state, state.tallies)},
         {"kind": "known", "jobs": {}, "kinds": [], "priority": {str(job): p for job, p in state.priority.items()}},
     ]
+    if state.ended_slot_s:
+        events.append({"kind": "lengths", "slot_s": state.ended_slot_s})
     events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
     events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
     return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
@@ -269,6 +275,7 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
         energy_seen=_without(state.energy_seen, job),
         submitted_s=_without(state.submitted_s, job),
         who=_without(state.who, job),
+        ended_slot_s=_with_length(state, job),
         stops=None if state.stops is None else state.stops - {job},
         priority=_without(state.priority, job),
         released_s=_without(state.released_s, job),
@@ -277,6 +284,16 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
         patient=state.patient - {job},
         waiting=tuple(entry for entry in state.waiting if entry[0] != job),
     )
+
+
+def _with_length(state: SchedulerState, job: int) -> tuple[float, ...]:
+    """The lengths of ended jobs with that of one more, if it ran at all."""
+    slot_s = state.tallies[job].slot_s if job in state.tallies else 0.0
+    return (*state.ended_slot_s, slot_s)[-ENDED_JOBS:] if slot_s > 0 else state.ended_slot_s
+
+
+def _lengths(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, ended_slot_s=tuple(float(slot_s) for slot_s in event["slot_s"]))
 
 
 def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
@@ -303,6 +320,7 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "refused": _refused,
     "unsaved": _unsaved,
     "gone": _gone,
+    "lengths": _lengths,
     "tallies": _tallies,
 }
 
