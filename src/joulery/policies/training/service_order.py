@@ -2,7 +2,7 @@
 
 Least attained service needs no lengths and ends short jobs early when lengths vary widely, but among jobs of about
 the same length it delays all of them for each other. The squared coefficient of variation of the lengths (variance
-over squared mean) tells the two apart: sharing a server gives a shorter mean completion time than first come, first
+over squared mean) separates the two cases: sharing a server gives a shorter mean completion time than first come, first
 served exactly where it is above 1 (Kleinrock, Queueing Systems II, section 4.4).
 
 Jobs that are not over count with the service they have had: the lengths of ended jobs alone are biased towards short

@@ -18,6 +18,7 @@ event          fields
 ``refused``    ``job``, ``until_s``, ``text``: it did not start on free slots, so it reserves none until then
 ``unsaved``    ``job``: its progress after a stop is less than half of that before: it is never stopped again
 ``lengths``    ``slot_s``: slot-seconds of the jobs that ended last; a compacted journal has it
+``month``      ``month``: a calendar month began, UTC; what each job had cost until then is in the log
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -56,7 +57,7 @@ class SchedulerState:
         tallies: What each job cost and how well it runs.
         submitted_s: First submission of each job, Unix seconds; Slurm forgets it when it requeues a job.
         energy_seen: Last totals of each energy source, by job.
-        who: Owner, name and partition of each job: reports need no cluster.
+        who: Owner, name, partition and account of each job: reports need no cluster.
         stops: Running jobs that the last round moves; None for every job whose size differs from the plan's.
         priority: The cluster's own priority of each job when it was first seen.
         released_s: When a planned job was released that has not started yet, Unix seconds.
@@ -66,6 +67,7 @@ class SchedulerState:
         hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
         holds: How many jobs with a deadline may still do so, by pool.
         ended_slot_s: Slot-seconds of the jobs that ended last, oldest first.
+        month: Calendar month of the last look, UTC, as ``2026-11``; empty before the first.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -78,7 +80,7 @@ class SchedulerState:
     tallies: Mapping[int, Tally] = field(default_factory=dict)
     submitted_s: Mapping[int, float] = field(default_factory=dict)
     energy_seen: Mapping[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
-    who: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
+    who: Mapping[int, tuple[str, str, str, str]] = field(default_factory=dict)
     stops: frozenset[int] | None = None
     priority: Mapping[int, float] = field(default_factory=dict)
     released_s: Mapping[int, float] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class SchedulerState:
     hold_slack_s: float = math.inf
     holds: Mapping[str, int] = field(default_factory=dict)
     ended_slot_s: tuple[float, ...] = ()
+    month: str = ""
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -124,6 +127,8 @@ def compacted(state: SchedulerState) -> list[dict[str, Any]]:
     ]
     if state.ended_slot_s:
         events.append({"kind": "lengths", "slot_s": state.ended_slot_s})
+    if state.month:
+        events.append({"kind": "month", "month": state.month})
     events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
     events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
     return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
@@ -296,6 +301,10 @@ def _lengths(state: SchedulerState, event: Event) -> SchedulerState:
     return replace(state, ended_slot_s=tuple(float(slot_s) for slot_s in event["slot_s"]))
 
 
+def _month(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, month=str(event["month"]))
+
+
 def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
     tallies, seen, who = dict(state.tallies), dict(state.energy_seen), dict(state.who)
     for number, document in event["jobs"].items():
@@ -304,8 +313,8 @@ def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
         if document.get("seen") is not None:
             seen[job] = _energy_seen(document["seen"])
         if document.get("who") is not None:
-            owner, name, partition = document["who"]
-            who[job] = (str(owner), str(name), str(partition))
+            owner, name, partition, account = (*document["who"], "")[:4]  # earlier versions wrote no account
+            who[job] = (str(owner), str(name), str(partition), str(account))
     return replace(state, tallies=tallies, energy_seen=seen, who=who)
 
 
@@ -321,6 +330,7 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "unsaved": _unsaved,
     "gone": _gone,
     "lengths": _lengths,
+    "month": _month,
     "tallies": _tallies,
 }
 
