@@ -347,6 +347,7 @@ def _row(job: ClusterJob, state: SchedulerState, ended: Mapping[str, Any]) -> di
         "energy_j": energy_j,
         "carbon_g": carbon_g,
         "quality": str(tally.quality) if tally is not None and energy_j else ended.get("quality"),
+        "power_w": tally.slot_w * job.slots if tally is not None and job.slots and tally.slot_w >= 0 else None,
     }
 
 

@@ -20,7 +20,7 @@ ROW = {
 def test_why_a_job_waits_is_shown_while_one_does(waits, tmp_path: Path, monkeypatch, capsys):
     rows = [ROW, {**ROW, "job": 2, "state": "waiting", "slots": 0, "rank": 1, "waits_because": "Licenses",
                    "expected_start_s": 1.7e9}]  # fmt: skip
-    monkeypatch.setattr(schedule, "list_jobs", lambda site: rows[: 1 + waits])
+    monkeypatch.setattr(schedule, "list_jobs", lambda site, cluster: rows[: 1 + waits])
     (tmp_path / "site.yaml").write_text(SITE)
     code = main(["jobs", "--site", str(tmp_path / "site.yaml")])
     printed = capsys.readouterr()

@@ -26,6 +26,7 @@ class MetricsServer(ThreadingHTTPServer):
         host, port: Where it listens; port 0 for a free one.
         render: The exposition, by the scraper's ``Accept``.
         healthy: Empty while samples are taken, else what is wrong.
+        page: An HTML page for ``/`` and ``/dashboard``, made at each request; None for none.
 
     Raises:
         ConfigError: It cannot listen there.
@@ -34,8 +35,15 @@ class MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, host: str, port: int, render: Render, healthy: Callable[[], str]) -> None:
-        self.render, self.healthy = render, healthy
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        render: Render,
+        healthy: Callable[[], str],
+        page: Callable[[], bytes] | None = None,
+    ) -> None:
+        self.render, self.healthy, self.page = render, healthy, page
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -80,7 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/metrics":
+        if self.server.page is not None and path in ("/", "/dashboard"):
+            self._answer(HTTPStatus.OK, self.server.page(), "text/html; charset=utf-8")
+        elif path == "/metrics":
             self._answer(HTTPStatus.OK, *self.server.render(self.headers.get("Accept", "")))
         elif path in ("/healthz", "/health", "/-/healthy"):
             trouble = self.server.healthy()

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from joulery.ui.cli.options import cluster_option
+from joulery.domain.errors import ConfigError
+from joulery.ui.cli.options import cluster_option, html_option
+from joulery.ui.cli.statements import put_out
+
+if TYPE_CHECKING:
+    from joulery.config.site import Site
 
 
 @click.command("jobs")
 @click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
 @cluster_option
 @click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
+@click.option("--listen", metavar="[HOST:]PORT", help="Serve the scheduler's screen there until Ctrl-C.")
+@html_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(site: Path, cluster: str | None, cancel: int | None, as_json: bool) -> None:
+def command(
+    site: Path, cluster: str | None, cancel: int | None, listen: str | None, html: Path | None, as_json: bool
+) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far; why a job waits, until when."""
     from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
@@ -26,6 +37,9 @@ def command(site: Path, cluster: str | None, cancel: int | None, as_json: bool) 
     if cancel is not None:
         state = cancel_job(jobs, cancel, cluster)
         click.echo(json.dumps({"job": cancel, "state": state}) if as_json else f"job {cancel}: {state}")
+        return
+    if html is not None or listen is not None:
+        _screen(jobs, cluster, html, listen)
         return
     rows = list_jobs(jobs, cluster)
     if as_json:
@@ -54,6 +68,25 @@ def command(site: Path, cluster: str | None, cancel: int | None, as_json: bool) 
             *((str(row["rank"] or ""), _reason(row["expected_start_s"], row["waits_because"])) if waiting else ()),
         )
     Console(highlight=False).print(table)
+
+
+def _screen(site: Site, cluster: str | None, html: Path | None, listen: str | None) -> None:
+    """Write the scheduler's screen to a file, or serve it."""
+    from joulery.app.scheduler_view import scheduler_view, serve_page
+    from joulery.ui.dashboard.scheduler import scheduler_page
+
+    if html is not None:
+        put_out(scheduler_page(scheduler_view(site, cluster)), None if str(html) == "-" else html)
+        return
+    host, _, port = str(listen).rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError("not an address", pointer="--listen", got=listen, expected="8090 or 127.0.0.1:8090")
+    scheduler_view(site, cluster)
+    name = host.strip("[]") or "127.0.0.1"
+    with serve_page(name, int(port), lambda: scheduler_page(scheduler_view(site, cluster), live=True)) as server:
+        click.echo(f"http://{name}:{server.server_address[1]}/dashboard")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 _TITLES = ("job", "name", "owner", "state", "slots", "done", "restarts", "energy", "carbon")

@@ -1,0 +1,118 @@
+"""The scheduler's screen: hostile names, nothing known, a cluster that does not answer, served and in a browser."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulery.app import scheduler_view as module
+from joulery.app.scheduler_view import scheduler_view, serve_page
+from joulery.config import load
+from joulery.domain.errors import CapabilityError
+from joulery.ui.cli import main
+from joulery.ui.dashboard.scheduler import scheduler_page
+from tests.browser import Browser
+
+SITE = """\
+joulery: 1
+name: two
+clusters:
+- {name: east, jobs: {state: east}}
+- {name: west, jobs: {state: west}}
+"""
+
+
+def job(number: int, **more: Any) -> dict[str, Any]:
+    row = {
+        "job": number, "name": f"job {number}", "owner": "ada", "state": "waiting", "slots": 0, "min_slots": 2,
+        "progress_ratio": None, "submit_s": 1.7e9, "energy_j": None, "carbon_g": None, "quality": None,
+        "power_w": None, "rank": number, "waits_because": "waits for 2 free slots", "expected_start_s": None,
+    }  # fmt: skip
+    return row | more
+
+
+def view(*jobs: dict[str, Any], **more: Any) -> dict[str, Any]:
+    base = {
+        "site": "desk", "mode": "act", "policy": "green", "now_s": 1.7e9 + 7260.0, "round_text": "", "round_s": None,
+        "g_per_kwh": None, "hour": "", "jobs": list(jobs), "problems": [],
+    }  # fmt: skip
+    return base | more
+
+
+RUNS = {"state": "running", "slots": 4, "rank": None, "waits_because": None, "quality": "measured"}
+
+
+def test_it_shows_who_waits_why_and_what_the_cluster_draws() -> None:
+    page = scheduler_page(
+        view(
+            job(2), job(1, expected_start_s=1.7e9 + 9000.0), job(3, **RUNS, power_w=800.0, carbon_g=12.0),
+            job(4, **RUNS, power_w=None), g_per_kwh=250.0, hour="green hour, last round",
+        )
+    )  # fmt: skip
+    for words in ("waits for 2 free slots", "2 h 01 min", "800 W", "1 of 2 running jobs", "250 g/kWh", "200 g/h"):
+        assert words in page, words
+    assert page.index("job 1") < page.index("job 2"), "by rank"
+    assert "refresh" not in page and 'http-equiv="refresh"' in scheduler_page(view(), live=True)
+
+
+def test_nothing_known_is_said_and_no_name_is_html() -> None:
+    page = scheduler_page(view())
+    assert "No job waits." in page and "No job runs." in page and "No round yet." in page and "0 W" not in page
+    hostile = scheduler_page(view(job(1, name="<script>", waits_because="<b>"), problems=["east: <i>"]))
+    assert "<script" not in hostile and "<b>" not in hostile and "east: &lt;i&gt;" in hostile
+
+
+def test_a_cluster_that_does_not_answer_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site.yaml").write_text(SITE)
+    log = tmp_path / "west/runs/a/log.jsonl"
+    log.parent.mkdir(parents=True)
+    seen = {"g_per_kwh": 90.0, "mean_g_per_kwh": 100.0}
+    rounds = [{"kind": "round", "t_s": 5.0, "text": "one"}, {"kind": "round", "t_s": 9.0, "text": "two", "view": seen}]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in rounds) + '{"torn')
+
+    def rows(site: Any) -> list[dict[str, Any]]:
+        if site.jobs.state.name == "east":
+            raise CapabilityError("the controller does not answer")
+        return [job(1)]
+
+    monkeypatch.setattr(module, "list_jobs", rows)
+    found = scheduler_view(load(tmp_path / "site.yaml"))
+    assert [(row["cluster"], row["job"]) for row in found["jobs"]] == [("west", 1)]
+    assert found["problems"] == ["east: the controller does not answer"]
+    assert (found["round_text"], found["g_per_kwh"], found["hour"]) == ("two", 90.0, "green hour, last round")
+    assert scheduler_view(load(tmp_path / "site.yaml"), "west")["problems"] == []
+
+
+def test_it_is_served_with_the_pages_own_policy_and_fits_a_phone(tmp_path: Path) -> None:
+    shown = view(job(1), job(2, **RUNS, power_w=300.0), round_s=1.7e9, round_text="dirty hour; 1 run")
+    with serve_page("127.0.0.1", 0, lambda: scheduler_page(shown, live=True)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            with urllib.request.urlopen(f"{address}/dashboard", timeout=30) as answer:
+                assert answer.headers["Content-Type"] == "text/html; charset=utf-8" and b"job 2" in answer.read()
+            with Browser() as browser:
+                browser.open(address, width=420)
+                assert browser.complaints() == [] and "Waiting" in browser.text("main")
+                assert browser.evaluate("document.documentElement.scrollWidth") <= 420
+                browser.screenshot(tmp_path / "phone.png")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_command_writes_a_page_and_refuses_what_is_no_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site.yaml").write_text("joulery: 1\nname: desk\njobs: {slots: {count: 1}}\n")
+    flags = ["jobs", "--site", str(tmp_path / "site.yaml")]
+    assert main([*flags, "--html", str(tmp_path / "jobs.html")]) == 0
+    assert "No job waits." in (tmp_path / "jobs.html").read_text()
+    assert main([*flags, "--listen", "everywhere"]) == 2
+    assert "127.0.0.1:8090" in capsys.readouterr().err
