@@ -221,6 +221,8 @@ class PlanSection(Section):
     """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch; the published profiles reach 32."""
+    balancer: Literal["turns", "random"] = "turns"
+    """How requests reach the replicas of a service: in strict turns, or each at random."""
     margin_ratio: Ratio | None = Field(alias="margin", default=None)
     """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None

@@ -17,7 +17,7 @@ from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import ArrivalFit, fit_arrivals
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.policies.placement.provisioning.rules import Accounting, Balancer, Rules
 from joulery.store.columns import read_column
 from joulery.store.files import require_json
 
@@ -62,7 +62,15 @@ def share_request(site: Site) -> ShareRequest:
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
     margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
-    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
+    rules = Rules(
+        Accounting(plan.accounting),
+        plan.max_batch,
+        plan.replicas,
+        margin,
+        plan.noise_cv,
+        Balancer(plan.balancer),
+        {} if plan.margin_ratio is not None else published_margins(types),
+    )
     return ShareRequest(workloads, types, rules, plan.preset)
 
 
@@ -83,6 +91,15 @@ def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType]) -> flo
             expected=f"less than {1 + _MAX_MARGIN:g} times",
             hint="profile it again, or state a margin: plan: {margin: 20 %}",
         )
+    return worst
+
+
+def published_margins(types: Sequence[GpuType]) -> dict[str, float]:
+    """For each model the margin that covers the published error of its coefficients, the worst of the GPU types."""
+    worst: dict[str, float] = {}
+    for kind in types:
+        for model, band in kind.profile.bands.items():
+            worst[model] = max(worst.get(model, 0.0), band)
     return worst
 
 

@@ -142,7 +142,7 @@ def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rule
 
 
 def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType], rules: Rules) -> Item:
-    stream = stream_of(workload, replicas)
+    stream = stream_of(workload, replicas, rules.balancer)
     return Item(kind, replicas, tuple(_options(workload, stream, gpu_type, rules) for gpu_type in types))
 
 

@@ -15,7 +15,7 @@ from joulery.domain.gpu.provisioning import (
     Workload,
 )
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
-from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batch_limit_ms, limit_ms
+from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batch_limit_ms, limit_ms, split_scv
 from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
 TOLERANCE = 1e-9
@@ -98,7 +98,15 @@ def _gpu(gpu_type: GpuType, gpu: Placed, workloads: Sequence[Workload], limits: 
         demand_w=demand,
         power_w=min(demand, profile.gpu.power_cap_w),
         instances=tuple(
-            _instance(profile, workloads[share.part.workload], share, own, around, limits.of(gpu, share, len(solos)))
+            _instance(
+                profile,
+                workloads[share.part.workload],
+                share,
+                own,
+                around,
+                limits.of(gpu, share, len(solos)),
+                evenly=limits.stream(share).scv == 0,
+            )
             for share, own in zip(gpu.shares, solos, strict=True)
         ),
     )
@@ -111,9 +119,10 @@ def _instance(
     own: Solo,
     around: Neighbourhood,
     limit_ms: float,
+    *,
+    evenly: bool,
 ) -> PlannedInstance:
     times = latency(profile.gpu, profile[workload.model], share.batch, own, around)
-    evenly = workload.arrivals.scv == 0
     return PlannedInstance(
         workload=workload.id,
         model=workload.model,
@@ -142,13 +151,17 @@ class _Limits:
 
     def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
         self._workloads, self._types = workloads, types
-        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas)
+        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas, balancer=rules.balancer)
         self._known: dict[object, float] = {}
+
+    def stream(self, share: Share) -> RequestStream:
+        """The requests that reach a process."""
+        scv = self._workloads[share.part.workload].arrivals.scv
+        return RequestStream(share.part.rate_rps, split_scv(scv, share.part.replicas, self._rules.balancer))
 
     def of(self, gpu: Placed, share: Share, processes: int) -> float:
         """Milliseconds."""
-        workload = self._workloads[share.part.workload]
-        stream = RequestStream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
+        workload, stream = self._workloads[share.part.workload], self.stream(share)
         if stream.scv == 0:
             return batch_limit_ms(self._rules, workload, stream, share.batch)
         key = (gpu.type_index, workload.model, workload.slo, stream, share.batch, processes > 1)
