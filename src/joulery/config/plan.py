@@ -19,6 +19,7 @@ from joulery.config.parsing.quantity import (
     Watts,
 )
 from joulery.config.parsing.section import InputFile, Name, Section, Text
+from joulery.domain.serving.service import DEFAULT_QUANTILE
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0."""
@@ -40,7 +41,9 @@ class GpuConfig(Section):
     profile_file: InputFile | None = None
     """A profile of your own instead: what joulery profile --from wrote."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
-    """Memory of the board, for plans of pipelines; the catalog's when left out."""
+    """Memory of the board; the catalog's when left out."""
+    per_host: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many of them a host has, for plan.failure_domain host."""
     idle_w: Watts | None = Field(alias="idle", default=None)
     """For preset columns: power of an idle GPU, such as 37.6 W; from its services' costs when left out."""
     host_w: Watts = Field(alias="host", default=0.0)
@@ -81,7 +84,7 @@ class TokenSloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 50 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=0.99)
+    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Which quantile stays below it, such as 99 %."""
 
     @model_validator(mode="after")
@@ -223,6 +226,8 @@ class PlanSection(Section):
     """Largest batch; the published profiles reach 32."""
     balancer: Literal["turns", "random"] = "turns"
     """How requests reach the replicas of a service: in strict turns, or each at random."""
+    failure_domain: Literal["none", "gpu", "host"] = "none"
+    """What no two replicas of a service may share: nothing, a GPU, or a host (of fleet.gpus[].per_host GPUs)."""
     margin_ratio: Ratio | None = Field(alias="margin", default=None)
     """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None

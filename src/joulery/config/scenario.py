@@ -15,7 +15,7 @@ from joulery.config.parsing.quantity import GramsPerKwhAboveZero, PerSecond, Rat
 from joulery.config.parsing.reading import Document, load_document, with_units
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.services import unique
-from joulery.domain.serving.service import Slo
+from joulery.domain.serving.service import DEFAULT_QUANTILE, Slo
 
 SchemeText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]{0,40}(:[a-z_]+=[\w.+-]+){0,12}$")]
 """A scheduler, with parameters where wanted: ``green:theta=0.5``."""
@@ -185,7 +185,7 @@ class TailConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 10 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=0.99)
+    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Which quantile, such as 99 %."""
 
     @model_validator(mode="after")

@@ -67,6 +67,8 @@ class SitePlan:
         difference: What changes against the running plan; None without one.
         margin_ratio: Safety margin that presets best and joint kept on latencies and demands; None for others.
         verdict: What a simulation saw of a joint plan; None where none was run.
+        uncovered_ratio: Error that the profiles report of themselves (1 measurement in 20 took so much longer than
+            predicted) and that the plan does not cover by its margin; 0 where it does.
     """
 
     plan: Plan
@@ -74,6 +76,7 @@ class SitePlan:
     difference: PlanDifference | None = None
     margin_ratio: float | None = None
     verdict: PlanVerdict | None = None
+    uncovered_ratio: float = 0.0
 
     @property
     def violates(self) -> bool:
@@ -85,6 +88,8 @@ class SitePlan:
         document = document_of(self.plan)
         if self.margin_ratio is not None:
             document["margin_ratio"] = self.margin_ratio
+        if self.uncovered_ratio > 0:
+            document["uncovered_error_ratio"] = finite(self.uncovered_ratio)
         if self.others:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
@@ -220,7 +225,8 @@ def _plan_shares(request: ShareRequest, preset: str, options: PlanOptions) -> Si
             plan = replace(plan, bound=lower_bound(request.workloads, request.types, request.rules))
     changes = None if old is None else difference(old, running_of(plan.gpus))
     margin = request.rules.margin_ratio if plan.policy in ("best", "follow") else None
-    return SitePlan(plan, _others(plan, options, make), changes, margin)
+    uncovered = request.error_ratio if request.error_ratio > (margin or 0.0) else 0.0
+    return SitePlan(plan, _others(plan, options, make), changes, margin, uncovered_ratio=uncovered)
 
 
 def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:

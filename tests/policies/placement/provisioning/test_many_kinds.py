@@ -8,14 +8,13 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.best import problem_of
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import cheapest
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
 from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.problem import problem_of, volume
 from joulery.policies.placement.provisioning.rules import Rules
 from tests.policies.placement.provisioning.published import V100, app12, random_services, t4
 
@@ -143,7 +142,7 @@ def test_a_mixed_fleet_has_a_valid_bound():
     result = provision("best", found, types, Rules(max_replicas=2))
     assert result.violations == ()
     assert 0 < result.bound.usd_per_hour <= result.usd_per_hour
-    least = best.volume(problem_of(found, types, Rules(max_replicas=2)))
+    least = volume(problem_of(found, types, Rules(max_replicas=2)))
     assert result.bound.usd_per_hour >= least - 1e-9
 
 

@@ -31,6 +31,17 @@ class Accounting(StrEnum):
     """What is left after the wait of the first request of a batch for the last."""
 
 
+class FailureDomain(StrEnum):
+    """What no two replicas of a service may share."""
+
+    NONE = "none"
+    """Nothing: replicas may be on one GPU."""
+    GPU = "gpu"
+    """A GPU."""
+    HOST = "host"
+    """A host, and so a GPU."""
+
+
 class Balancer(StrEnum):
     """How the requests of a service reach its replicas."""
 
@@ -52,6 +63,7 @@ class Rules:
         noise_cv: Coefficient of variation of a batch's time from batch to batch; with the full SLO accounted for, the
             SLO quantile of that time counts instead of its mean.
         balancer: How requests reach the replicas of a service.
+        domain: What may fail at once: no two replicas of a service share one.
         random_margins: By model: the least margin for requests that arrive at random. A queue makes a small error of
             the execution time a large one of the latency, while half of the SLO absorbs it for evenly spaced requests.
     """
@@ -62,6 +74,7 @@ class Rules:
     margin_ratio: float = 0.0
     noise_cv: float = 0.0
     balancer: Balancer = Balancer.TURNS
+    domain: FailureDomain = FailureDomain.NONE
     random_margins: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -72,6 +85,11 @@ class Rules:
             )
         if not 0 <= self.margin_ratio < 10:
             raise ConfigError("a safety margin is a ratio from 0", got=str(self.margin_ratio), expected="such as 5 %")
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two replicas of a service may share a GPU."""
+        return self.domain is not FailureDomain.NONE
 
 
 class RequestStream(NamedTuple):
