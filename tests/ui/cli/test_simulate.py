@@ -127,7 +127,8 @@ def test_recorded_arrivals_and_changing_rates_are_played(capsys, tmp_path):
         .replace("length: 30 s", "length: 3 s\nwarmup: 1 s")
         .replace(
             "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms, quantile: 99 %}}",
-            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms, quantile: 99 %}, rates: [{from: 0 s, rate: 0 /s}]}",
+            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms, quantile: 99 %}, "
+            "rates: [{from: 0 s, rate: 0 /s}]}",
         )
     )
     document = answer(capsys, path, "--seeds", 1, "--policy", "igniter")
