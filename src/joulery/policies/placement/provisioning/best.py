@@ -141,8 +141,7 @@ def _many(problem: Problem, rules: Rules) -> Solution:
             break
         generator.allow_cuts(True)
         relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN, careful=True)
-        gap_ratio = _gap_to_next(problem, relaxation.usd_per_hour, bound)
-        if gap_ratio > 0:
+        for gap_ratio in _gaps_to_prove(problem, relaxation.usd_per_hour, bound):
             proven, _ = generator.bound(relaxation, gap_ratio, max(_BOXES_MIN, _BOXES // kinds))
             if proven > relaxed:
                 relaxed, method = proven, f"{cuts_of(problem)}; no layout of a GPU is worth more than its price"
@@ -160,6 +159,18 @@ def _many(problem: Problem, rules: Rules) -> Solution:
     if _over(problem, gpus) and len(problem.types) > 1:
         gpus = _within_limits(problem, gpus)
     return Solution(gpus, bound_of(problem, bound, relaxed, method))
+
+
+def _gaps_to_prove(problem: Problem, relaxed: float, bound: float) -> tuple[float, ...]:
+    """How much may be lost in proofs that raise the bound, one after the other; none where none can.
+
+    The coarse one takes few boxes and raises the bound of many services further. The fine one proves the optimum of few
+    and finds patterns that whole numbers need.
+    """
+    fine = _gap_to_next(problem, relaxed, bound)
+    if fine <= 0:
+        return ()
+    return (fine,) if fine > _GAP_LARGEST / 2 else (_GAP_LARGEST, fine)
 
 
 def _gap_to_next(problem: Problem, relaxed: float, bound: float) -> float:
