@@ -29,7 +29,7 @@ def test_the_older_driver(tmp_path: Path) -> None:
 
 def test_a_module_without_an_input_rail_is_read_by_the_rails_that_are_named(tmp_path: Path) -> None:
     sys = hwmon_module(tmp_path, AGX_ORIN)
-    with pytest.raises(CapabilityError, match="no rail feeds .*VDD_CPU_CV, VDD_GPU_SOC, VIN"):
+    with pytest.raises(CapabilityError, match=r"no rail feeds .*VDD_CPU_CV, VDD_GPU_SOC, VIN"):
         open_jetson(sys=sys)
     meter = open_jetson("VDD_GPU_SOC+VDD_CPU_CV", sys)
     assert meter.channels[0].component == "rails"
