@@ -146,13 +146,13 @@ def test_redfish_adds_up_no_power_controls() -> None:
     meter = open_redfish("bmc", older(344, more=(120.0,)).get, background=False)
     assert meter.read() == (344.0,)
     (note,) = said(meter)
-    assert "tells 2 powers: only the first, 'Power Control 0', is read" in note
+    assert "reports 2 powers: only the first, 'Power Control 0', is read" in note
 
 
 def test_redfish_with_several_chassis_wants_one_named() -> None:
     resources = newer()
     resources[f"{CHASSIS}/HGX"]["Links"] = {}
-    with pytest.raises(ConfigError, match="2 chassis that tell power") as caught:
+    with pytest.raises(ConfigError, match="2 chassis that report power") as caught:
         open_redfish("https://bmc", resources.get)
     assert caught.value.expected == f"one of them, such as redfish:https://bmc{CHASSIS}/Self"
     meter = open_redfish(f"https://bmc{CHASSIS}/HGX", resources.get, background=False)
@@ -169,7 +169,7 @@ def test_redfish_that_changes_its_answer_gives_nothing() -> None:
 
 @pytest.mark.parametrize("reading", [None, 0, -5, True, "344", math.inf, math.nan])
 def test_redfish_takes_no_other_value_for_power(reading) -> None:
-    with pytest.raises(CapabilityError, match="tells its power"):
+    with pytest.raises(CapabilityError, match="reports its power"):
         open_redfish("bmc", older(reading).get)
 
 

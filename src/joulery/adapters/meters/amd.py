@@ -1,4 +1,4 @@
-"""AMD's boards, as its driver tells through AMD SMI (package ``amdsmi``, part of ROCm; imported when opened).
+"""AMD's boards, as its driver reports through AMD SMI (package ``amdsmi``, part of ROCm; imported when opened).
 
 Every board is read by the better source that it answers:
 

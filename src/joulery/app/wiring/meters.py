@@ -129,8 +129,9 @@ def open_meter(spec: MeterSpec) -> Meter:
 
 def _rapl(options: Mapping[str, Any]) -> Meter:
     from joulery.adapters.meters.rapl import POWERCAP, open_rapl
+    from joulery.adapters.meters.rapl_helper import SOCKET
 
-    return open_rapl(Path(options.get("root", POWERCAP)))
+    return open_rapl(Path(options.get("root", POWERCAP)), Path(options.get("helper", SOCKET)))
 
 
 def _nvml(options: Mapping[str, Any]) -> Meter:

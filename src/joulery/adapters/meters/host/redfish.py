@@ -1,4 +1,4 @@
-"""The host's power as its management controller (BMC) tells over Redfish (DMTF DSP0266, DSP2046).
+"""The host's power as its management controller (BMC) reports over Redfish (DMTF DSP0266, DSP2046).
 
 Read is one chassis, by the first of these that it has:
 
@@ -51,7 +51,7 @@ def open_redfish(address: str, fetch: Fetch | None = None, *, background: bool =
 
     Raises:
         ConfigError: It is no address, several chassis could be meant, or a password would be sent in the clear.
-        CapabilityError: Nothing answers there, the account is refused, or no power is told.
+        CapabilityError: Nothing answers there, the account is refused, or no power is reported.
     """
     parts = redfish_address(address)
     ask = fetch or RedfishClient(parts, os.environ).get
@@ -60,7 +60,7 @@ def open_redfish(address: str, fetch: Fetch | None = None, *, background: bool =
     source, several = _source(ask, chassis)
     if source is None:
         raise CapabilityError(
-            f"{chassis} tells no power",
+            f"{chassis} reports no power",
             resource=address,
             hint="name another chassis: --meter redfish:URL/redfish/v1/...",
         )
@@ -178,7 +178,7 @@ class RedfishClient:
 
 
 def _chassis(ask: Fetch, parts: SplitResult) -> str:
-    """The path of the one chassis that tells power and lies in no other."""
+    """The path of the one chassis that reports power and lies in no other."""
     listed = ask(ROOT)
     paths = [_id(member) for member in _list((listed or {}).get("Members"))]
     outer = []
@@ -189,18 +189,18 @@ def _chassis(ask: Fetch, parts: SplitResult) -> str:
             outer.append(path)
     if len(outer) > 1:
         raise ConfigError(
-            f"{parts.hostname} has {len(outer)} chassis that tell power: {', '.join(outer)}",
+            f"{parts.hostname} has {len(outer)} chassis that report power: {', '.join(outer)}",
             pointer="--meter",
             got=f"redfish:{parts.geturl()}",
             expected=f"one of them, such as redfish:{parts._replace(path=outer[0]).geturl()}",
         )
     if not outer:
-        raise CapabilityError(f"no chassis of {parts.hostname} tells its power", resource=parts.geturl())
+        raise CapabilityError(f"no chassis of {parts.hostname} reports its power", resource=parts.geturl())
     return outer[0]
 
 
 def _source(ask: Fetch, chassis: str) -> tuple[tuple[float, ReadingKind] | None, tuple[str, ...]]:
-    """What a chassis tells now, joules or watts, and what a reader should know."""
+    """What a chassis reports now, joules or watts, and what a reader should know."""
     found = ask(chassis) or {}
     if path := _id(found.get("EnvironmentMetrics")):
         metrics = ask(path) or {}
@@ -211,11 +211,13 @@ def _source(ask: Fetch, chassis: str) -> tuple[tuple[float, ReadingKind] | None,
                 return (value, kind), ()
     if path := _id(found.get("Power")):
         controls = [item for item in _list((ask(path) or {}).get("PowerControl")) if isinstance(item, Mapping)]
-        told = [(item, value) for item in controls if (value := _number(item.get("PowerConsumedWatts"))) is not None]
-        if told:
-            name = str(told[0][0].get("Name") or told[0][0].get("MemberId") or "0")
-            several = f"{chassis} tells {len(told)} powers: only the first, {name!r}, is read"
-            return (told[0][1], ReadingKind.POWER), (several,) if len(told) > 1 else ()
+        reported = [
+            (item, value) for item in controls if (value := _number(item.get("PowerConsumedWatts"))) is not None
+        ]
+        if reported:
+            name = str(reported[0][0].get("Name") or reported[0][0].get("MemberId") or "0")
+            several = f"{chassis} reports {len(reported)} powers: only the first, {name!r}, is read"
+            return (reported[0][1], ReadingKind.POWER), (several,) if len(reported) > 1 else ()
     return None, ()
 
 
