@@ -1,4 +1,4 @@
-"""RAPL through the privileged helper: what it answers, to whom, and what a meter says when it is gone."""
+"""RAPL through the privileged helper: what it answers, for which users, and what a meter says when it is gone."""
 
 import json
 import math

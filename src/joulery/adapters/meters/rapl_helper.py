@@ -2,7 +2,7 @@
 
 One packet asks, one answers (``SOCK_SEQPACKET``). On connecting the helper sends what its counters are
 (:func:`description`); after that each ``r`` is answered with their microjoules in that order, ``null`` for one that
-cannot be read. The kernel tells each side who the other is: the helper answers root and one group, and the client
+cannot be read. The kernel says to each side who the other is: the helper answers root and one group, and the client
 believes root and itself alone.
 """
 

@@ -22,7 +22,7 @@ class HelperConfig:
     Attributes:
         listen: Its socket.
         group: The group whose members are answered.
-        user: Whom to become once everything is open; empty to stay.
+        user: User to become once everything is open; empty to stay.
         root: The powercap folder.
     """
 
