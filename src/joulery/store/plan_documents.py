@@ -145,8 +145,8 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
     worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
     GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
     A cut is worth the sum, over its slices, of the best entry of ``slices`` for each.
-    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound: ``relaxed_value`` where branch and
-    bound proves more.
+    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound: ``relaxed_value`` where branch
+    and bound proves more.
     """
     objective = certificate.objective
     return {

@@ -215,8 +215,8 @@ class PlanCertificate:
 
     The prices prove ``Σ demand_price · rate - power_price · cap - Σ pool_price · available``. It holds when no layout
     of a GPU that fits is worth more than it costs at these prices, where a request a second of a service's variant is
-    worth ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``. A cut GPU is worth
-    the sum, over its slices, of the best that may run on each.
+    worth ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``. A cut GPU is
+    worth the sum, over its slices, of the best that may run on each.
 
     Attributes:
         objective: What is minimised.
