@@ -232,7 +232,7 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "replica": each.replica,
         "replicas": each.replicas,
         "rate_rps": each.rate_rps,
-        "share_ratio": round(each.share_ratio, 9),
+        "share_ratio": round(each.share_ratio, 12 if each.slice else 9),
         "batch": each.batch,
         "max_delay_s": finite(each.max_delay_s),
         "latency_s": finite(each.latency_s),

@@ -33,6 +33,8 @@ _QUICK_RATIO = 1e-3
 """The same while patterns are still sought."""
 _NEAR_RATIO = 0.02
 """How far from worth their price slices and cuts may be that the first plan is made of, as a part of the bound."""
+_CUT_SECONDS = 3.0
+"""How many times longer whole numbers may take where GPUs are cut: branchings are to end the search, not seconds."""
 _UNSERVED_RPS = 1e-6
 """Requests a second left out that are rounding."""
 _PATTERNS_MAX = 400
@@ -107,9 +109,8 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
 
 def _whole(generator: JointGenerator, gap_ratio: float, slack: float) -> JointSolution:
     effort = generator.effort
-    return generator.master.whole(
-        gap_ratio=gap_ratio, seconds=effort.seconds, branchings=effort.branchings, slack=slack
-    )
+    seconds = effort.seconds * (_CUT_SECONDS if generator.problem.slices else 1.0)
+    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=effort.branchings, slack=slack)
 
 
 def _served(whole: JointSolution) -> bool:

@@ -370,8 +370,9 @@ def _check(services: Sequence[JointService], fleet: Sequence[JointFleet], power_
     if power_cap_w is not None and not 0 < power_cap_w < math.inf:
         raise ConfigError("a power cap is a number above 0", got=f"{power_cap_w} W", pointer="plan.power_cap")
     for service in services:
-        if not any(v.model in kind.models for v in service.variants for kind in fleet):
-            _unknown(service.variants[0].model, fleet)
+        for variant in service.variants:
+            if not any(variant.model in kind.models for kind in fleet):
+                _unknown(variant.model, fleet)
 
 
 def _unknown(model: str, fleet: Sequence[JointFleet]) -> None:
