@@ -22,6 +22,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError, DataError
@@ -226,26 +227,32 @@ class SliceProcess(NamedTuple):
         Returns:
             Requests a second of all processes; 0 where it is below a third of what full batches come to.
         """
-        longer = 1.0 + margin_ratio
-        bundles = min(self.batch, _BUNDLES)
-        a_bundle = self.batch / bundles
-        times = [longer * self.time_s(a_bundle * n) for n in range(1, bundles + 1)]
-        if not times[0] <= slo.latency_s:
-            return 0.0
-        full = bundles / times[-1]
-        if scv <= 0:  # evenly spaced: a request waits for the batch in service, then for its own
-            return self.curve.processes * a_bundle * full if 2 * times[-1] <= slo.latency_s else 0.0
-        scv /= a_bundle
-        late = 1.0 - slo.quantile
+        return _capacity_rps(self, slo, scv, margin_ratio)
 
-        def kept(part: float) -> bool:
-            return late_ratio(part * full, scv, times, slo.latency_s) <= late
 
-        low, high = _bracket(kept)
-        while low > 0 and high - low > _FINE:
-            middle = (low + high) / 2
-            low, high = (middle, high) if kept(middle) else (low, middle)
-        return low * full * a_bundle * self.curve.processes
+@lru_cache(maxsize=8192)
+def _capacity_rps(process: SliceProcess, slo: Slo, scv: float, margin_ratio: float) -> float:
+    """What a process keeps; remembered, as plans that are compared ask for the same again."""
+    longer = 1.0 + margin_ratio
+    bundles = min(process.batch, _BUNDLES)
+    a_bundle = process.batch / bundles
+    times = [longer * process.time_s(a_bundle * n) for n in range(1, bundles + 1)]
+    if not times[0] <= slo.latency_s:
+        return 0.0
+    full = bundles / times[-1]
+    if scv <= 0:  # evenly spaced: a request waits for the batch in service, then for its own
+        return process.curve.processes * a_bundle * full if 2 * times[-1] <= slo.latency_s else 0.0
+    scv /= a_bundle
+    late = 1.0 - slo.quantile
+
+    def kept(part: float) -> bool:
+        return late_ratio(part * full, scv, times, slo.latency_s) <= late
+
+    low, high = _bracket(kept)
+    while low > 0 and high - low > _FINE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low * full * a_bundle * process.curve.processes
 
 
 def _bracket(kept: Callable[[float], bool]) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.instances import ClockedGpu, at_clock
 from joulery.perf.slices import SlicedGpu
-from joulery.policies.placement.joint.slices import Cut, SliceOption, check_slices, cuts_of, part_scv, slice_options
+from joulery.policies.placement.joint.slices import MigCut, SliceOption, check_slices, cuts_of, part_scv, slice_options
 from joulery.policies.placement.provisioning.options import Item, Option, items_of
 from joulery.policies.placement.provisioning.packing import Packing
 from joulery.policies.placement.provisioning.predict import GpuType
@@ -191,7 +191,7 @@ class JointProblem:
     overhead_w: FloatArray
     standing_w: FloatArray
     slices: tuple[SliceOption, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[MigCut, ...] = ()
 
     @property
     def services(self) -> tuple[JointService, ...]:

@@ -46,7 +46,7 @@ class SliceOption(NamedTuple):
         return self.process.curve.processes
 
 
-class Cut(NamedTuple):
+class MigCut(NamedTuple):
     """One way to cut the GPUs of a machine: how many slices of each kind of the menu."""
 
     machine: int
@@ -64,14 +64,14 @@ def part_scv(scv: float, part: float) -> float:
     return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
 
 
-def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[Cut, ...]:
+def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[MigCut, ...]:
     """Every cut of every machine that can be cut; the uncut GPU alone where instances have a GPU to themselves."""
     found = []
     for at, machine in enumerate(machines):
         sliced = request.fleet[machine.fleet].sliced
         if sliced is not None:
             cuts = dict.fromkeys(sliced.menu.counts(cut) for cut in sliced.menu.multisets)
-            found += [Cut(at, each) for each in cuts if not request.alone or sum(each) == 1]
+            found += [MigCut(at, each) for each in cuts if not request.alone or sum(each) == 1]
     return tuple(found)
 
 
@@ -107,7 +107,7 @@ def slice_options(
 def _tried(
     curves: Sequence[BatchCurve], machine: ClockedType, service: JointService, margin_ratio: float
 ) -> list[SliceProcess]:
-    """Processes worth a closer look, the fewest first: more of them must promise a higher rate."""
+    """Processes worth a closer look, the fewest first: more of them must be able to keep a higher rate."""
     slo, most, best = service.workload.slo, machine.batch_max, 0.0
     found = []
     for curve in curves:
