@@ -94,11 +94,16 @@ class PlanFile:
         """The GPUs of a plan of shares, with what is predicted of every instance.
 
         Raises:
-            DataError: It is no plan of shares.
+            DataError: It is no plan of shares, or it cuts GPUs.
         """
         if self.kind != "shares":
             raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
-        return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        gpus = self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        if any(gpu.sliced for gpu in gpus):
+            raise self._wrong(
+                "the plan puts services on MIG slices, which cannot be taken for shares", "leave measurements out"
+            )
+        return gpus
 
     def running(self) -> tuple[RunningGpu, ...]:
         """The processes of a plan of shares: replica, share and batch.

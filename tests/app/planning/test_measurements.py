@@ -235,3 +235,13 @@ def test_the_example_names_what_is_missing_where_the_table_is_not(monkeypatch, t
     assert caught.value.exit_code == 2
     assert "no such file" in str(caught.value)
     assert "measurements" in str(caught.value.pointer)
+
+
+def test_slices_are_not_taken_for_shares(tmp_path):
+    table(tmp_path)
+    site, file = site_file(tmp_path, plan=", judge: false"), tmp_path / "plan.json"
+    with pytest.raises(ConfigError, match="MIG slices"):
+        plan_command.command.main([str(site), "--triton", str(tmp_path / "triton")], standalone_mode=False)
+    assert run(site, "--out", file).exit_code == 0
+    with pytest.raises(DataError, match="MIG slices"):
+        read_plan(file).shares()

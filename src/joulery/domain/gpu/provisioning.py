@@ -194,6 +194,11 @@ class PlannedGpu:
     host_w: float = math.nan
 
     @property
+    def sliced(self) -> bool:
+        """Whether it is cut into slices, or one model has several processes on all of it."""
+        return any(each.slice and (each.share_ratio < 1 or each.processes > 1) for each in self.instances)
+
+    @property
     def mode(self) -> str:
         """How the GPU is divided: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
         alone = len(self.instances) == 1 and self.instances[0].share_ratio >= 1
