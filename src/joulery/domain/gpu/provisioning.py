@@ -136,6 +136,9 @@ class PlannedInstance:
         overhead_w, requests_w: Mean power it adds to the GPU, for being there and for its requests; NaN where the
             policy does not plan power.
         provided_rps: The rate that its share and batch keep within the SLO; NaN where it is ``rate_rps``.
+        slice: MIG profile of the slice it has to itself, such as ``3g.40gb``; empty for a share. The latency of a batch
+            on a slice was measured as a whole: all of it counts as active.
+        processes: Processes of the model there, each with its own batches.
         memory_bytes: GPU memory of one such process; NaN where unknown.
     """
 
@@ -156,6 +159,8 @@ class PlannedInstance:
     overhead_w: float = math.nan
     requests_w: float = math.nan
     provided_rps: float = math.nan
+    slice: str = ""
+    processes: int = 1
     memory_bytes: float = math.nan
 
     @property
@@ -204,7 +209,20 @@ class PlannedGpu:
     @property
     def memory_bytes(self) -> float:
         """Memory of all its processes, a standby beside each; NaN where that of one is unknown."""
-        return PROCESSES_PER_INSTANCE * math.fsum(instance.memory_bytes for instance in self.instances)
+        return PROCESSES_PER_INSTANCE * math.fsum(each.memory_bytes * each.processes for each in self.instances)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it is cut into slices, or one model has several processes on all of it."""
+        return any(each.slice and (each.share_ratio < 1 or each.processes > 1) for each in self.instances)
+
+    @property
+    def mode(self) -> str:
+        """How the GPU is divided: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
+        alone = len(self.instances) == 1 and self.instances[0].share_ratio >= 1
+        if not alone:
+            return "mig" if any(each.slice for each in self.instances) else "mps"
+        return "whole" if self.instances[0].processes == 1 else "mps"
 
     @property
     def share_ratio(self) -> float:
