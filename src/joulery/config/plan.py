@@ -30,8 +30,8 @@ class GpuConfig(Section):
 
     name: Name
     """Its name in plans."""
-    usd_per_hour: UsdPerHour = Field(alias="price")
-    """Price of one, such as 3.06 USD/h."""
+    usd_per_hour: UsdPerHour | None = Field(alias="price", default=None)
+    """Price of one, such as 3.06 USD/h; that of fleet.prices when left out."""
     available: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """How many there are; as many as wanted when left out."""
     profile: Name | None = None
@@ -63,6 +63,11 @@ class GpuConfig(Section):
     truth: Name | None = None
     """For preset joint: coefficients of the catalog that the simulation judging a plan behaves by; those of its
     profile when left out."""
+
+    @property
+    def price_usd_per_hour(self) -> float:
+        """Dollars an hour; 0 where only fleet.prices, which a plan reads, could say it."""
+        return self.usd_per_hour or 0.0
 
 
 class PipelinesSection(Section):

@@ -306,6 +306,8 @@ class ServiceConfig(Section):
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """GPU memory that one process of it takes, such as 1.4 GB, for joulery plan; that of its model in the family when
     left out, and unknown where that says none."""
+    spot: bool = False
+    """For joulery plan: whether it may be on GPUs that their owner can withdraw (market spot of fleet.prices)."""
     minimum_replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """For joulery plan: at least so many replicas, such as 2 with plan.failure_domain."""
     profile: InputFile | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
@@ -120,25 +121,25 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     options = options or PlanOptions()
     preset = options.preset or _preset_of(site)
     if preset == "joint":
-        return _plan_jointly(site, options)
+        return _plan_jointly(priced(site), options)
     if options.lock or options.objective is not None:
         flag = "--lock" if options.lock else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
     if preset == LANGUAGE_PRESET:
-        return _plan_language_models(site, options)
+        return _plan_language_models(priced(site), options)
     if preset in LAYOUT_PRESETS:
         for flag, given in (("--compare", options.compare), ("--running", options.running)):
             if given:
                 raise ConfigError(f"plans of layouts take no {flag}", pointer=flag, hint="plan with preset best")
         from joulery.app.planning.layouts import layout_request, plan_layouts
 
-        return SitePlan(plan_layouts(preset, layout_request(site, options.g_per_kwh)))
+        return SitePlan(plan_layouts(preset, layout_request(priced(site), options.g_per_kwh)))
     if preset == "muserve" or site.plan.pipelines is not None:
         if options.running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
         from joulery.app.planning.stages import plan_stages, stage_request
 
-        staged = stage_request(site)
+        staged = stage_request(priced(site))
         plan = plan_stages(staged, preset)
         return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
     return _plan_shares(share_request(site), preset, options)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joulery.app.planning.prices import priced_with_spot
 from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
@@ -62,9 +63,10 @@ def share_request(site: Site) -> ShareRequest:
             expected="at least one, with its price",
             hint="such as fleet: {gpus: [{name: p3.2xlarge, profile: v100, price: 3.06 USD/h}]}",
         )
+    site, spot = priced_with_spot(site)
     plan = site.plan
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
-    types = tuple(gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
+    types = tuple(replace(gpu_type_of(index, gpu), spot=gpu.name in spot) for index, gpu in enumerate(site.fleet.gpus))
     error = error_margin(workloads, types, stated=plan.margin_ratio is not None)
     margin = error if plan.margin_ratio is None else plan.margin_ratio
     rules = Rules(
@@ -129,6 +131,7 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
         arrivals=arrivals_of(service.arrivals or site.plan.arrivals, service.slo.latency_s),
         memory_bytes=_process_memory(service, model),
         replicas_min=service.minimum_replicas,
+        spot=service.spot,
     )
 
 
@@ -219,7 +222,7 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
             raise ConfigError(
                 error.message, pointer=f"{pointer}.profile", got=error.got, expected=error.expected, hint=error.hint
             ) from None
-    return GpuType(gpu.name, profile, gpu.usd_per_hour, gpu.available, _board_memory(gpu, profile), gpu.per_host)
+    return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, _board_memory(gpu, profile), gpu.per_host)
 
 
 def _board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:

@@ -66,6 +66,7 @@ class Workload:
         arrivals: How the requests follow one another.
         memory_bytes: GPU memory that one process of it takes; None where unknown.
         replicas_min: It has at least so many replicas.
+        spot: Whether it may be on GPUs that their owner can withdraw.
     """
 
     id: str
@@ -75,6 +76,7 @@ class Workload:
     arrivals: Arrivals = Arrivals()
     memory_bytes: float | None = None
     replicas_min: int = 1
+    spot: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.rate_rps < math.inf):

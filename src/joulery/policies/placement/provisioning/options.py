@@ -109,6 +109,9 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
     known = [gpu_type for gpu_type in types if workload.model in gpu_type.profile.models]
     if not known:
         types[0].profile[workload.model]
+    if not any(may_use(workload, gpu_type) for gpu_type in known):
+        raise only_spot(workload)
+    known = [gpu_type for gpu_type in known if may_use(workload, gpu_type)]
     if not any(_fits_memory(workload, gpu_type) for gpu_type in known):
         raise _too_large(workload, known)
     if not any(_options(workload, _HARDLY_ANY, gpu_type, rules) for gpu_type in known):
@@ -167,7 +170,7 @@ def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType]
 def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
     """Every batch with which a replica fits on one type, the one with the fewest units first."""
     gpu, model = gpu_type.profile.gpu, gpu_type.profile.models.get(workload.model)
-    if model is None or not _fits_memory(workload, gpu_type):
+    if model is None or not may_use(workload, gpu_type) or not _fits_memory(workload, gpu_type):
         return ()
     found: list[Option] = []
     for batch in batches_of(rules, workload, stream):
@@ -180,6 +183,21 @@ def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules
         if units is not None:
             found.append(Option(one, units, one.figures(units * gpu.unit_percent)))
     return tuple(sorted(found, key=lambda option: (option.units, option.process.batch)))
+
+
+def may_use(workload: Workload, gpu_type: GpuType) -> bool:
+    """Whether a service may be on a type: on spot GPUs only if it says so."""
+    return workload.spot or not gpu_type.spot
+
+
+def only_spot(workload: Workload) -> InfeasibleError:
+    """The error for a service that may not be on spot GPUs where there are no others."""
+    return InfeasibleError(
+        f"service {workload.id} may not be on spot GPUs, and the fleet has no others for it",
+        binding=f"market of {workload.id}",
+        nearest={"workload": workload.id},
+        hint="add an on-demand price, or state spot: true for the service",
+    )
 
 
 def _fits_memory(workload: Workload, gpu_type: GpuType) -> bool:

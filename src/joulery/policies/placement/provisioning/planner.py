@@ -22,6 +22,7 @@ from joulery.policies.placement.provisioning import best, igniter
 from joulery.policies.placement.provisioning.baselines import BASELINES
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import SERVICES_MAX
+from joulery.policies.placement.provisioning.options import may_use, only_spot
 from joulery.policies.placement.provisioning.predict import (
     GpuType,
     Placed,
@@ -72,6 +73,10 @@ def provision(
     candidates: list[ProvisionPlan] = []
     reasons: list[InfeasibleError | ConfigError] = []
     for index, gpu_type in enumerate(types):
+        barred = next((workload for workload in workloads if not may_use(workload, gpu_type)), None)
+        if barred is not None:
+            reasons.append(only_spot(barred))
+            continue
         try:
             placed = _one_type(policy, workloads, gpu_type, index, rules.max_batch)
         except (InfeasibleError, ConfigError) as error:

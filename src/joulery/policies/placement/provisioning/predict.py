@@ -48,6 +48,7 @@ class GpuType:
         available: How many there are; None for as many as wanted.
         memory_bytes: Memory that processes may take; None where unknown.
         per_host: How many of them a host has.
+        spot: Whether their owner can withdraw them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class GpuType:
     available: int | None = None
     memory_bytes: float | None = None
     per_host: int = 1
+    spot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
