@@ -164,6 +164,8 @@ def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
             shown.append(stages_text.pipeline_comparison([o for o in made.others if isinstance(o, PipelinePlan)]))
     else:
         shown.append(shares_text.plan_view(plan))
+        if made.uncovered_ratio > 0:
+            shown.append(shares_text.uncovered(made.uncovered_ratio))
         if plan.violations:
             shown.append(shares_text.violations_view(plan.violations))
         if explain:
@@ -202,6 +204,12 @@ def _triton(site: Site, made: SitePlan, folder: Path) -> None:
 
     if not isinstance(made.plan, ProvisionPlan):
         raise ConfigError("--triton goes with plans of shares", pointer="--triton", hint="plan with preset best")
+    if any(gpu.sliced for gpu in made.plan.gpus):
+        raise ConfigError(
+            "--triton writes shares of GPUs, and this plan puts services on MIG slices",
+            pointer="--triton",
+            hint="leave measurements out, or plan with --lock share",
+        )
     write_triton(site, made.plan.gpus, folder, {service.name: service.slo.as_slo() for service in site.services})
 
 
