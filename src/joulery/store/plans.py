@@ -45,7 +45,7 @@ from joulery.store.plan_documents import Plan
 
 _T = TypeVar("_T")
 _HINT = "write one with `joulery plan SITE --out plan.json`"
-_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve --out FILE"
+_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve (or joint) --out FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,7 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         clock_set_mhz=None if gpu.get("clock_mhz") is None else float(gpu["clock_mhz"]),
         idle_w=_or_nan(gpu.get("idle_w")),
         host_w=_or_nan(gpu.get("host_w")),
+        clock_ceiling_mhz=None if gpu.get("clock_ceiling_mhz") is None else float(gpu["clock_ceiling_mhz"]),
     )
 
 

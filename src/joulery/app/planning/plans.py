@@ -29,6 +29,7 @@ from joulery.store.plans import read_plan
 SERIES_SCHEMA = "joulery.plan-series/1"
 LAYOUT_PRESETS = ("columns", "clover")
 LANGUAGE_PRESET = "language"
+JOINT_PRESET = "joint"
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
 
@@ -114,7 +115,7 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """
     options = options or PlanOptions()
     preset = options.preset or _preset_of(site)
-    if preset == "joint":
+    if preset == JOINT_PRESET:
         return _plan_jointly(site, options)
     if options.lock or options.objective is not None:
         flag = "--lock" if options.lock else "--objective"

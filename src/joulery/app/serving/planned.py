@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from joulery.app.planning.plans import JOINT_PRESET, plan_site
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
@@ -16,7 +18,7 @@ from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError, JouleryError
+from joulery.domain.errors import ConfigError, InfeasibleError, JouleryError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
@@ -26,10 +28,33 @@ from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, Plan
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
+from joulery.store.files import write_named
 from joulery.store.plans import read_plan
 
 _ENOUGH = 50
 """Requests that a quantile of a service should rest on."""
+
+
+async def plan_file(site: Site, given: Path | None, folder: Path) -> Path | None:
+    """The plan to run: the file given, else a plan of preset joint made now and kept in the run folder; else None.
+
+    Raises:
+        ConfigError, DataError: The site says too little for preset joint.
+        InfeasibleError: No plan is within the SLOs.
+    """
+    if given is not None or site.plan.preset != JOINT_PRESET or not site.services:
+        return given
+    made = await asyncio.to_thread(plan_site, site)
+    if made.violates:
+        raise InfeasibleError(
+            "no plan kept every SLO in simulation",
+            binding="SLOs in simulation",
+            nearest={"gpus": len(made.document()["gpus"])},
+            hint="see joulery plan SITE; raise plan.margin, or relax an SLO",
+        )
+    file = folder / "plan.json"
+    write_named(file, json.dumps(made.document(), indent=1) + "\n")
+    return file
 
 
 def planned_control(
@@ -152,7 +177,16 @@ def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, 
     Raises:
         ConfigError: The plan and the site name different services.
     """
-    planned = {each.workload: each.model for gpu in gpus for each in gpu.instances}
+    planned: dict[str, str] = {}
+    for each in (one for gpu in gpus for one in gpu.instances):
+        if planned.setdefault(each.workload, each.model) != each.model:
+            raise ConfigError(
+                f"the plan serves {each.workload} with several variants, whose shares of the requests are not kept yet",
+                pointer="services",
+                got=f"{planned[each.workload]}, {each.model}",
+                expected="one variant a service",
+                hint="plan again with --lock variant",
+            )
     configs = {config.name: config for config in site.services}
     if unknown := sorted(planned.keys() - configs.keys()):
         raise ConfigError(

@@ -175,6 +175,8 @@ class PlannedGpu:
         instances: The processes, in the order they were placed.
         clock_set_mhz: The clock to set; None where the policy leaves it alone.
         idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
+        clock_ceiling_mhz: The highest clock that a governor may set; ``clock_max_mhz`` when None. The clock to set is
+            the lowest: the predicted latencies hold from there up.
     """
 
     type: str
@@ -187,6 +189,14 @@ class PlannedGpu:
     clock_set_mhz: float | None = None
     idle_w: float = math.nan
     host_w: float = math.nan
+    clock_ceiling_mhz: float | None = None
+
+    @property
+    def clock_bounds_mhz(self) -> tuple[float, float] | None:
+        """The lowest and highest clock for a governor; None where the policy leaves the clock alone."""
+        if self.clock_set_mhz is None:
+            return None
+        return self.clock_set_mhz, self.clock_max_mhz if self.clock_ceiling_mhz is None else self.clock_ceiling_mhz
 
     @property
     def share_ratio(self) -> float:

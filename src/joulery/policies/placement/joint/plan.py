@@ -263,6 +263,8 @@ def _gpu(
         power_w=found.board_w,
         instances=tuple(instances),
         clock_set_mhz=gpu.clock_mhz,
+        # Under a cap on watts a higher clock would take what other GPUs need.
+        clock_ceiling_mhz=gpu.clock_max_mhz if problem.power_cap_w is None else gpu.clock_mhz,
         idle_w=found.idle_w,
         host_w=found.host_w,
     )
