@@ -10,6 +10,7 @@ from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
+from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
@@ -17,6 +18,7 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
+from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.sim.placement.plan_judge import PlanVerdict, judge_plan
@@ -39,6 +41,7 @@ class JointSitePlan:
         margin_ratio: Safety margin on latencies and demands.
         verdict: What a simulation saw of it; None where the site wants none.
         margins_ratio: Further margins of services that missed their SLO in simulation, by service.
+        moves: What changes of the running plan; None without one.
     """
 
     plan: ProvisionPlan
@@ -46,6 +49,7 @@ class JointSitePlan:
     margin_ratio: float
     verdict: PlanVerdict | None
     margins_ratio: Mapping[str, float]
+    moves: PlanMoves | None = None
 
 
 def plan_joint_site(
@@ -54,6 +58,9 @@ def plan_joint_site(
     g_per_kwh: float | None = None,
     lock: Sequence[str] = (),
     compare: Sequence[str] = (),
+    *,
+    running: ProvisionPlan | None = None,
+    max_moves: int | None = None,
 ) -> JointSitePlan:
     """Plan a site with preset joint.
 
@@ -63,6 +70,8 @@ def plan_joint_site(
         g_per_kwh: Carbon intensity; the site's when None.
         lock: Knobs to leave alone.
         compare: ``knobs``, or policies of shares.
+        running: The joint plan that runs: the new one follows it.
+        max_moves: Instances that it may then start, stop or change; None for any number.
 
     Raises:
         ConfigError: The site says too little, or an option fits nothing.
@@ -70,7 +79,14 @@ def plan_joint_site(
     """
     request = locked(joint_request(site, objective, g_per_kwh), lock)
     others = _others(request, compare)
-    plan, request, verdict = _judged(request, _truths(site) if site.plan.judge else None, others)
+    truths = _truths(site) if site.plan.judge else None
+    if running is not None:
+        followed = replan(request, running, max_moves)
+        workloads = [each.workload for each in request.services]
+        seen = None if truths is None else judge_plan(followed.plan.gpus, workloads, truths)
+        beside = (*others, followed.plan) if others else ()
+        return JointSitePlan(followed.plan, beside, request.rules.margin_ratio, seen, {}, followed.moves)
+    plan, request, verdict = _judged(request, truths, others)
     margins = {each.workload.id: each.margin_ratio for each in request.services if each.margin_ratio > 0}
     shown = (*others, plan) if others else ()
     return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
+from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.provisioning.planner import (
     PlannedPeriod,
@@ -43,6 +45,7 @@ class PlanOptions:
         running: Plan file of what runs now.
         follow: Keep the running plan's processes where they are, as far as SLOs allow.
         max_migrations: Processes that ``follow`` may migrate to release GPUs.
+        max_moves: Instances that a joint plan may start, stop or change against the running one; the site's when None.
         g_per_kwh: Carbon intensity for layouts and joint plans; the site's own when None.
         objective: What a joint plan minimises; the site's when None.
         lock: Knobs that a joint plan leaves alone.
@@ -53,6 +56,7 @@ class PlanOptions:
     running: Path | None = None
     follow: bool = False
     max_migrations: int = 0
+    max_moves: int | None = None
     g_per_kwh: float | None = None
     objective: str | None = None
     lock: tuple[str, ...] = ()
@@ -68,6 +72,7 @@ class SitePlan:
         difference: What changes against the running plan; None without one.
         margin_ratio: Safety margin that presets best and joint kept on latencies and demands; None for others.
         verdict: What a simulation saw of a joint plan; None where none was run.
+        moves: What a joint plan changes of the running one; None without one.
     """
 
     plan: Plan
@@ -75,6 +80,7 @@ class SitePlan:
     difference: PlanDifference | None = None
     margin_ratio: float | None = None
     verdict: PlanVerdict | None = None
+    moves: PlanMoves | None = None
 
     @property
     def violates(self) -> bool:
@@ -90,6 +96,9 @@ class SitePlan:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
             document["difference"] = difference_document(self.difference)
+        if self.moves is not None:
+            moves = dataclasses.asdict(self.moves)
+            document["moves"] = {"moves": self.moves.moves, **moves, "same_gpu": list(self.moves.same_gpu)}
         if self.verdict is not None:
             document["simulation"] = {
                 "truth": self.verdict.truth,
@@ -233,11 +242,30 @@ def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
     """
     from joulery.app.planning.joint import plan_joint_site
 
-    if options.running is not None or site.plan.pipelines is not None:
-        at = "--running" if options.running is not None else "plan.pipelines"
-        raise ConfigError("preset joint plans shares of GPUs afresh", pointer=at, hint="plan with preset best")
-    joint = plan_joint_site(site, options.objective, options.g_per_kwh, options.lock, options.compare)
-    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict)
+    if site.plan.pipelines is not None:
+        raise ConfigError("preset joint plans shares of GPUs", pointer="plan.pipelines", hint="plan with preset best")
+    moves = site.plan.moves if options.max_moves is None else options.max_moves
+    running = None if options.running is None else _running_joint(options.running)
+    joint = plan_joint_site(
+        site, options.objective, options.g_per_kwh, options.lock, options.compare, running=running, max_moves=moves
+    )
+    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, joint.moves)
+
+
+def _running_joint(file: Path) -> ProvisionPlan:
+    """The joint plan that runs.
+
+    Raises:
+        DataError: The file is no plan of preset joint.
+    """
+    plan = read_plan(file).plan()
+    if not isinstance(plan, ProvisionPlan) or plan.certificate is None:
+        raise DataError(
+            f"a joint plan follows a joint plan, this is one of {plan.policy}",
+            file=str(file),
+            hint="write one with: joulery plan SITE --preset joint --out FILE",
+        )
+    return plan
 
 
 def _plan_language_models(site: Site, options: PlanOptions) -> SitePlan:

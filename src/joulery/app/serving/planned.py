@@ -10,6 +10,7 @@ from pathlib import Path
 from joulery.app.planning.plans import JOINT_PRESET, plan_site
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
+from joulery.app.serving.joint_follower import JointFollower
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import fleet_cores
 from joulery.app.serving.site_watch import SiteWatch
@@ -19,7 +20,7 @@ from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, InfeasibleError, JouleryError
-from joulery.domain.gpu.provisioning import PlannedGpu
+from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
@@ -28,6 +29,7 @@ from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, Plan
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
+from joulery.steady_time import unix_s
 from joulery.store.files import write_named
 from joulery.store.plans import read_plan
 
@@ -95,6 +97,8 @@ def planned_control(
         engine, size, usable = gate.engine(site, cores, here.places), {}, tuple(range(len(here.names)))
         plan = PlanInForce.of(gpus, cores_for(gpus, usable, {}, noun="GPUs"), models, slos, shared)
     control = PlanControl(services, engine, history, site.mode, plan=plan, size=size, all_cores=usable)
+    made = read_plan(file).plan()
+    control.joint = made if isinstance(made, ProvisionPlan) and made.certificate is not None else None
     return services, engine, control
 
 
@@ -122,6 +126,8 @@ async def follow_site(
 
     A plan that fails is a warning of the session; the old plan then stays in force.
 
+    A joint plan is also made again when its services' rates or their batches' times are not as planned.
+
     Args:
         session: The running services.
         control: The plan in force and its replicas.
@@ -130,26 +136,33 @@ async def follow_site(
         gate: The gateway, which learns of new services.
         cache: Folder of kept profiles.
     """
+    joint = JointFollower.of(session, control)
     while True:
         await asyncio.sleep(WATCH_S)
         site, remark = watch.changed()
-        if site is None:
-            if remark:
-                session.warn(remark)
+        if site is None and remark:
+            session.warn(remark)
+        cause = "services" if site is not None or joint is None else joint.look(unix_s())
+        if not cause or (site is None and joint is None):
             continue
         try:
-            await _go_over(session, control, loads, site, gate, cache)
+            await _go_over(session, control, loads, site or session.site, gate, cache, joint, cause)
         except JouleryError as error:
             session.warn(f"the old plan runs on: {error}")
 
 
 async def _go_over(
-    session: ServingSession, control: PlanControl, loads: Loads, site: Site, gate: GatewayHandle, cache: Path
+    session: ServingSession,
+    control: PlanControl,
+    loads: Loads,
+    site: Site,
+    gate: GatewayHandle,
+    cache: Path,
+    joint: JointFollower | None,
+    cause: str,
 ) -> None:
-    request, running = share_request(site), control.plan
-    gpus = await asyncio.to_thread(
-        lambda: followed(running.running, request.workloads, request.types, request.rules).gpus
-    )
+    running = control.plan
+    gpus = await asyncio.to_thread(lambda: _next(site, running) if joint is None else joint.next(site, cause))
     before = {one.watched.workload for one in running.replicas}
     added = [
         _running(site, config, gpus, cache, running.shared)
@@ -158,13 +171,21 @@ async def _go_over(
     ]
     gate.metrics.add([one.name for one in added])
     slos = {config.name: config.slo.as_slo() for config in site.services}
-    await control.go_over(gpus, added, models_of(site, gpus, cache), slos)
+    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause)
+    if joint is not None:
+        joint.taken_over()
     session.relabel()
     for name in before - slos.keys():
         loads.end(name)
     for one in session.services.values():
         if one.name in slos and one.name not in before:
             loads.start(one)
+
+
+def _next(site: Site, running: PlanInForce) -> Sequence[PlannedGpu]:
+    """A plan of shares that follows the running one with few migrations."""
+    request = share_request(site)
+    return followed(running.running, request.workloads, request.types, request.rules).gpus
 
 
 def _sizes(site: Site) -> dict[str, int]:

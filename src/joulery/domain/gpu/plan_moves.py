@@ -107,12 +107,13 @@ def continued(old: Sequence[PlannedGpu], new: Sequence[PlannedGpu]) -> tuple[Pla
     same = moves_between(old, new).same_gpu
     order = sorted(range(len(new)), key=lambda at: (same[at] is None, same[at] or 0, at))
     taken: dict[str, set[int]] = defaultdict(set)
+    for each in (one for gpu in old for one in gpu.instances):
+        taken[each.workload].add(each.replica)  # the number of one that stops stays free: it is another process
     numbers: dict[tuple[int, int], int] = {}
     for at in order:
         source = same[at]
         for index, was in _instances_that_go_on(old[source] if source is not None else None, new[at]):
             numbers[at, index] = was.replica
-            taken[was.workload].add(was.replica)
     gpus = []
     for at in order:
         instances = []
@@ -133,11 +134,17 @@ def _instances_that_go_on(old: PlannedGpu | None, new: PlannedGpu) -> list[tuple
         return []
     left, found = list(old.instances), list[tuple[int, PlannedInstance]]()
     waiting = list(enumerate(new.instances))
-    for alike in (lambda a, b: shape_of(a) == shape_of(b), lambda a, b: (a.workload, a.model) == (b.workload, b.model)):
+    for closely in (True, False):
         for index, each in list(waiting):
-            was = next((one for one in left if alike(one, each)), None)
+            was = next((one for one in left if _alike(one, each, closely)), None)
             if was is not None:
                 left.remove(was)
                 waiting.remove((index, each))
                 found.append((index, was))
     return found
+
+
+def _alike(one: PlannedInstance, other: PlannedInstance, closely: bool) -> bool:
+    if closely:
+        return shape_of(one) == shape_of(other)
+    return (one.workload, one.model) == (other.workload, other.model)

@@ -20,7 +20,7 @@ from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.gpu.plan_change import RunningGpu
-from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
+from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
@@ -203,6 +203,7 @@ class PlanControl:
 
     Attributes:
         plan: The plan in force.
+        joint: The joint plan that the plan in force was made as; None for plans of other presets.
         bound_clocks: Called with the plans whose clocks must suffice: both before a change, the new one after it.
     """
 
@@ -223,6 +224,7 @@ class PlanControl:
         self._services, self._engine, self._history, self._mode = services, engine, history, mode
         self._size, self._all_cores = size, tuple(all_cores)
         self._turn = asyncio.Lock()
+        self.joint: ProvisionPlan | None = None
         self.bound_clocks: Callable[[Sequence[PlanInForce]], None] = lambda plans: None
         self._driver: LiveDriver[Any, StandbyObservation] = LiveDriver(
             plan.policy,
@@ -263,6 +265,7 @@ class PlanControl:
         added: Sequence[RunningService],
         models: Mapping[str, ModelRef],
         slos: Mapping[str, Slo],
+        cause: str = "services",
     ) -> None:
         """Go over to another plan: what it leaves as it is runs on untouched.
 
@@ -271,6 +274,7 @@ class PlanControl:
             added: Services that are new; those that left stay in the account.
             models: What each service of the plan loads.
             slos: Each service's SLO from now on.
+            cause: Why: ``services``, ``load`` or ``latency``.
 
         Raises:
             JouleryError: It cannot be run; the old plan runs on.
@@ -286,10 +290,10 @@ class PlanControl:
                 plan.keep_corrections(self.plan)
                 self.bound_clocks((self.plan, plan))
                 reason = f"{counts}: {plan.summary()}"
-                decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause="services")
+                decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause=cause)
                 detail = await self._apply(plan)
             except JouleryError as error:
-                decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause="services")
+                decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause=cause)
                 self.bound_clocks((self.plan,))
                 self._history.add_decision(DecisionRecord(begun_s, decision, FAILED, str(error)))
                 raise

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     default=0,
     help="With --follow, --series: processes that may migrate to release GPUs (0).",
 )
+@click.option(
+    "--max-moves",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="For joint with --running: instances that may be started, stopped or changed (the site's plan.moves).",
+)
 @click.option("--series", is_flag=True, help="A plan for each step of the services' rates, few migrations.")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
@@ -60,6 +66,7 @@ def command(
     running: Path | None,
     follow: bool,
     max_migrations: int,
+    max_moves: int | None,
     intensity: str | None,
     series: bool,
     explain: bool,
@@ -91,7 +98,15 @@ def command(
         _plan_series(site, preset, max_migrations, out, as_json)
         return
     options = PlanOptions(
-        preset, _names(compare), running, follow, max_migrations, _g_per_kwh(intensity), objective, _names(lock)
+        preset,
+        _names(compare),
+        running,
+        follow,
+        max_migrations,
+        max_moves,
+        _g_per_kwh(intensity),
+        objective,
+        _names(lock),
     )
     made = plan_site(site, options)
     document = made.document()

@@ -40,10 +40,10 @@ class Choice(NamedTuple):
 
 
 class RunningGroup(NamedTuple):
-    """Running GPUs that are alike: one of them, and how many there are."""
+    """Running GPUs that are alike: one of them, how many there are, and the index of their type."""
 
     gpu: PlannedGpu
-    count: int
+    gpus: int
     fleet: int
 
 
@@ -198,6 +198,4 @@ def _choice(
     one = problem.machines[machine]
     models = [problem.services[each.service].variants[each.variant].model for each in placed]
     watts = float(problem.standing_w[machine]) + math.fsum(one.clocked.overhead_w(model) for model in models)
-    return Choice(
-        source, machine, placed, moves, problem.objective.value(watts, one.gpu_type.usd_per_hour, 1), watts
-    )
+    return Choice(source, machine, placed, moves, problem.objective.value(watts, one.gpu_type.usd_per_hour, 1), watts)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.highs import add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
-from joulery.policies.placement.joint.master import Flow, KnownPattern
+from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, KnownPattern
 from joulery.policies.placement.joint.plan import gpu_of, gpus_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.successors import Choice, KeptLimits, RunningGroup, groups_of, successors
@@ -31,8 +31,10 @@ from joulery.policies.placement.joint.successors import Choice, KeptLimits, Runn
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
-_SUCCESSORS = 120
-"""Best patterns that a running GPU may change to."""
+_SLACK = 0.005
+"""How much a pattern may cost beyond what it is worth, as a ratio of the relaxation, to be chosen from."""
+_SUCCESSORS = 150
+"""Patterns to choose from, at most."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
@@ -49,9 +51,9 @@ class WarmEffort:
         branchings, seconds: Limits of the solver of whole numbers.
     """
 
-    generation: JointEffort = JointEffort(patience=2)
+    generation: JointEffort = field(default_factory=lambda: JointEffort(patience=2))
     gap_ratio: float = 0.002
-    branchings: int = 150
+    branchings: int = 100
     seconds: float = 10.0
 
 
@@ -91,17 +93,32 @@ def replan(
     except InfeasibleError:  # the sizes that were used do not serve today's rates
         return _afresh(request, before, max_moves)
     generator = _generated(problem, before, effort)
-    solution = generator.master.whole(gap_ratio=effort.gap_ratio, seconds=effort.seconds, branchings=effort.branchings)
-    if bool(np.all(solution.unserved <= _UNSERVED_RPS)) and math.isfinite(solution.value):
-        chosen = [(generator.master.patterns[at], count) for at, count in sorted(solution.counts.items())]
-        gpus = gpus_of(problem, chosen, solution.flows)
-        found = _followed(problem, before, gpus)
-        if max_moves is None or found.moves.moves <= max_moves:
-            return found
-    elif max_moves is None:
-        return _afresh(request, before, max_moves)
-    limited = _limited(problem, generator, before, max_moves, effort)
-    return _afresh(request, before, max_moves) if limited is None else limited
+    duals = generator.master.relax()
+    generator.enrich(duals, _SLACK * duals.value)
+    patterns = _promising(generator, duals)
+    found = _unlimited(problem, generator, before, patterns, effort)
+    if max_moves is not None and (found is None or found.moves.moves > max_moves):
+        found = _limited(problem, before, patterns, max_moves, effort)
+    return _afresh(request, before, max_moves) if found is None else found
+
+
+def _unlimited(
+    problem: JointProblem,
+    generator: JointGenerator,
+    before: ProvisionPlan,
+    patterns: Sequence[KnownPattern],
+    effort: WarmEffort,
+) -> WarmPlan | None:
+    """The best plan over the promising patterns, or over all; None where nothing serves everything."""
+    few = JointMaster(problem)
+    for known in patterns:
+        few.add(known.machine, known.layout)
+    for master in (few, generator.master):
+        found = master.whole(gap_ratio=effort.gap_ratio, seconds=effort.seconds, branchings=effort.branchings)
+        if bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value):
+            chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
+            return _followed(problem, before, gpus_of(problem, chosen, found.flows))
+    return None
 
 
 def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
@@ -172,6 +189,7 @@ def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort)
 
 def _followed(problem: JointProblem, before: ProvisionPlan, gpus: Sequence[PlannedGpu]) -> WarmPlan:
     ordered = continued(before.gpus, gpus)
+    rates = {each.workload.id: each.workload.rate_rps for each in problem.services}
     certificate = PlanCertificate(
         objective=problem.objective,
         value=value_of(problem, ordered),
@@ -179,12 +197,39 @@ def _followed(problem: JointProblem, before: ProvisionPlan, gpus: Sequence[Plann
         method=NO_BOUND,
         optimal=False,
         power_w=math.fsum(gpu.power_w for gpu in ordered),
-        rates_rps={each.workload.id: each.workload.rate_rps for each in problem.services},
+        rates_rps=rates,
         floors_ratio={each.workload.id: each.floor_ratio for each in problem.services},
+        available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
     )
+    if before.certificate is not None:
+        certificate = _carried(certificate, before.certificate, rates)
     plan = ProvisionPlan("joint", ordered, quality=quality_of(problem), certificate=certificate)
     return WarmPlan(plan, moves_between(before.gpus, ordered))
+
+
+def _carried(new: PlanCertificate, old: PlanCertificate, rates: Mapping[str, float]) -> PlanCertificate:
+    """The known patterns and their prices for the next plan: the same parts of today's rates. They prove no bound."""
+    served = set(rates) & set(old.rates_rps)
+    patterns = tuple(
+        pattern._replace(
+            instances=tuple(
+                one._replace(capacity_rps=one.capacity_rps * rates[one.service] / old.rates_rps[one.service])
+                for one in pattern.instances
+            )
+        )
+        for pattern in old.patterns
+        if all(one.service in served for one in pattern.instances)
+    )
+    return replace(
+        new,
+        demand_price={name: old.demand_price.get(name, 0.0) for name in rates},
+        accuracy_price={name: old.accuracy_price.get(name, 0.0) for name in rates},
+        pool_price=dict(old.pool_price),
+        power_price=old.power_price,
+        costs=tuple(each for each in old.costs if each.service in served),
+        patterns=patterns,
+    )
 
 
 def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None) -> WarmPlan:
@@ -207,25 +252,23 @@ def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None)
 
 
 def _limited(
-    problem: JointProblem, generator: JointGenerator, before: ProvisionPlan, max_moves: int | None, effort: WarmEffort
+    problem: JointProblem,
+    before: ProvisionPlan,
+    patterns: Sequence[KnownPattern],
+    max_moves: int,
+    effort: WarmEffort,
 ) -> WarmPlan | None:
     """The best plan within the moves; None where nothing serves everything."""
     groups, others = groups_of(problem, before.gpus)
-    spent = sum(len(gpu.instances) for gpu in others)
-    if max_moves is not None and spent > max_moves:
-        return None
+    left = max_moves - sum(len(gpu.instances) for gpu in others)
     limits = KeptLimits(problem, {} if before.certificate is None else before.certificate.rates_rps)
-    patterns = _promising(generator)
     choices = successors(problem, groups, patterns, limits)
-    counts, flows = choose(problem, groups, choices, None if max_moves is None else max_moves - spent, effort)
-    if not counts:
-        return None
-    return _followed(problem, before, chosen_gpus(problem, choices, counts, flows))
+    counts, flows = choose(problem, groups, choices, left, effort) if left >= 0 else ({}, {})
+    return _followed(problem, before, chosen_gpus(problem, choices, counts, flows)) if counts else None
 
 
-def _promising(generator: JointGenerator) -> list[KnownPattern]:
-    """The known patterns that cost least beyond what they are worth today."""
-    duals = generator.master.relax()
+def _promising(generator: JointGenerator, duals: Duals) -> list[KnownPattern]:
+    """The known patterns that cost little beyond what they are worth today, the best first."""
     master, problem = generator.master, generator.problem
     per_w = problem.objective.per_w + duals.power
 
@@ -233,11 +276,14 @@ def _promising(generator: JointGenerator) -> list[KnownPattern]:
         worth = 0.0
         for index in known.layout.pattern:
             item = problem.items[index]
-            price = duals.demand[item.service] + duals.accuracy[item.service] * problem.gain(item)
-            worth += max(0.0, float(price) - per_w * float(problem.request_j[known.machine, index])) * item.rate_rps
-        return master.pattern_cost(known) - worth
+            price = float(duals.demand[item.service] + duals.accuracy[item.service] * problem.gain(item))
+            worth += max(0.0, price - per_w * float(problem.request_j[known.machine, index])) * item.rate_rps
+        pool = float(duals.pool[problem.machines[known.machine].fleet])
+        return master.pattern_cost(known) + duals.power * master.pattern_w(known) + pool - worth
 
-    return sorted(master.patterns, key=excess)[:_SUCCESSORS]
+    found = sorted(((excess(known), at) for at, known in enumerate(master.patterns)))
+    near = [at for value, at in found if value <= _SLACK * duals.value]
+    return [master.patterns[at] for at in near[:_SUCCESSORS]]
 
 
 def choose(
@@ -265,12 +311,10 @@ def choose(
     _add_flow_rows(problem, model, flows, choices, first)
     for source, group in enumerate(groups):
         mine = [first + at for at, each in enumerate(choices) if each.source == source]
-        add_row(model, group.count, group.count, mine, [1.0] * len(mine))
+        add_row(model, group.gpus, group.gpus, mine, [1.0] * len(mine))
     for at, kind in enumerate(problem.fleet):
         if kind.gpu_type.available is not None:
-            mine = [
-                first + i for i, c in enumerate(choices) if c.placed and problem.machines[c.machine].fleet == at
-            ]
+            mine = [first + i for i, c in enumerate(choices) if c.placed and problem.machines[c.machine].fleet == at]
             add_row(model, -model.inf, kind.gpu_type.available, mine, [1.0] * len(mine))
     if problem.power_cap_w is not None:
         columns = [*range(len(flows)), *range(first, first + len(choices))]
