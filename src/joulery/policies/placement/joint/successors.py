@@ -132,7 +132,7 @@ def successors(
         gpu = group.gpu
         found.append(Choice(source, -1, (), len(gpu.instances), 0.0, 0.0))
         for kept in _subsets(gpu):
-            found += _kept(problem, source, group, kept, limits)
+            found += kept_choices(problem, source, group, kept, limits)
         before = [shape_of(each) for each in gpu.instances]
         for known, placed in fresh:
             if problem.machines[known.machine].fleet == group.fleet:
@@ -151,7 +151,7 @@ def _subsets(gpu: PlannedGpu) -> list[tuple[PlannedInstance, ...]]:
     return list(dict.fromkeys(found))
 
 
-def _kept(
+def kept_choices(
     problem: JointProblem, source: int, group: RunningGroup, kept: tuple[PlannedInstance, ...], limits: KeptLimits
 ) -> list[Choice]:
     """Running instances at each clock of their GPU type at which all of them provide for something."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -188,28 +188,33 @@ def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort)
 
 
 def _followed(problem: JointProblem, before: ProvisionPlan, gpus: Sequence[PlannedGpu]) -> WarmPlan:
-    ordered = continued(before.gpus, gpus)
-    rates = {each.workload.id: each.workload.rate_rps for each in problem.services}
+    plan = planned_from(problem, continued(before.gpus, gpus))
+    assert plan.certificate is not None
+    if before.certificate is not None:
+        plan = replace(plan, certificate=_carried(plan.certificate, before.certificate))
+    return WarmPlan(plan, moves_between(before.gpus, plan.gpus))
+
+
+def planned_from(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> ProvisionPlan:
+    """A plan of some GPUs, its value and watts; it has no bound."""
     certificate = PlanCertificate(
         objective=problem.objective,
-        value=value_of(problem, ordered),
+        value=value_of(problem, gpus),
         bound=0.0,
         method=NO_BOUND,
         optimal=False,
-        power_w=math.fsum(gpu.power_w for gpu in ordered),
-        rates_rps=rates,
+        power_w=math.fsum(gpu.power_w for gpu in gpus),
+        rates_rps={each.workload.id: each.workload.rate_rps for each in problem.services},
         floors_ratio={each.workload.id: each.floor_ratio for each in problem.services},
         available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
     )
-    if before.certificate is not None:
-        certificate = _carried(certificate, before.certificate, rates)
-    plan = ProvisionPlan("joint", ordered, quality=quality_of(problem), certificate=certificate)
-    return WarmPlan(plan, moves_between(before.gpus, ordered))
+    return ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
 
 
-def _carried(new: PlanCertificate, old: PlanCertificate, rates: Mapping[str, float]) -> PlanCertificate:
+def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
     """The known patterns and their prices for the next plan: the same parts of today's rates. They prove no bound."""
+    rates = new.rates_rps
     served = set(rates) & set(old.rates_rps)
     patterns = tuple(
         pattern._replace(
