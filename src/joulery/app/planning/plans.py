@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from joulery.app.planning.shares import ShareRequest, share_request
+from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.policies.placement.joint.day import DayPlan as DayPlan
 from joulery.policies.placement.provisioning.planner import (
     PlannedPeriod,
     followed,
@@ -154,24 +156,46 @@ def _preset_of(site: Site) -> str:
     return LANGUAGE_PRESET if site.plan.language is not None and not site.services else site.plan.preset
 
 
-def plan_site_series(site: Site, preset: str | None, max_migrations: int) -> SeriesPlan:
-    """Plan each period of a site whose services have ``rates``.
+def plan_site_series(
+    site: Site, preset: str | None, max_migrations: int, loads: Path | None = None
+) -> SeriesPlan | DayPlan:
+    """Plan each period of a site whose services have ``rates``, or of a file of loads.
+
+    Args:
+        site: The site.
+        preset: Policy; None for the site's.
+        max_migrations: Processes that may migrate from one period to the next, with presets of shares.
+        loads: A CSV file of loads over time; None for the services' rates.
 
     Raises:
         ConfigError: No service has, or the site says too little.
+        DataError: The file of loads cannot be read.
         InfeasibleError: No plan of some period is within the SLOs.
     """
-    request = share_request(site)
+    joint = (preset or site.plan.preset) == JOINT_PRESET
     steps = {
         service.name: [(step.from_s, step.rate_rps) for step in service.rates] or [(0.0, service.rate_rps or 0.0)]
         for service in site.services
     }
+    intensity: tuple[tuple[float, float], ...] = ()
+    if loads is not None:
+        from joulery.app.planning.load_series import read_loads
+
+        read = read_loads(loads, {name: max(rate for _, rate in mine) for name, mine in steps.items()})
+        steps, intensity = read.steps, read.g_per_kwh
+        most = {name: max(rate for _, rate in mine) for name, mine in steps.items()}
+        site = site.model_copy(update={"services": tuple(_at_rate(one, most[one.name]) for one in site.services)})
     if all(len(mine) == 1 for mine in steps.values()):
         raise ConfigError(
             "no service says how its rate changes",
             pointer="services",
             expected="rates: [{from: 0 s, rate: 40 /s}, {from: 8 h, rate: 90 /s}]",
         )
+    if joint:
+        from joulery.app.planning.load_series import plan_joint_series
+
+        return plan_joint_series(site, steps, intensity)
+    request = share_request(site)
     return plan_series(
         preset or site.plan.preset,
         request.workloads,
@@ -182,8 +206,17 @@ def plan_site_series(site: Site, preset: str | None, max_migrations: int) -> Ser
     )
 
 
-def series_document(series: SeriesPlan) -> dict[str, Any]:
+def _at_rate(service: ServiceConfig, rate_rps: float) -> ServiceConfig:
+    """A service that is provided for at a rate; at its own where it has no load."""
+    return service.model_copy(update={"rate_rps": rate_rps, "rates": ()}) if rate_rps > 0 else service
+
+
+def series_document(series: SeriesPlan | DayPlan) -> dict[str, Any]:
     """The plans of all periods as one JSON object."""
+    if isinstance(series, DayPlan):
+        from joulery.app.planning.load_series import day_document
+
+        return day_document(series, SERIES_SCHEMA)
     return {
         "schema": SERIES_SCHEMA,
         "periods": [_period_document(each) for each in series.periods],

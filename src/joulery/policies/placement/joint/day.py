@@ -19,7 +19,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, gpu_moves, moves_between, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.plan import plan_joint
-from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.successors import Choice, KeptLimits, groups_of, kept_choices
 from joulery.policies.placement.joint.warm import WarmEffort, choose, chosen_gpus, narrowed, planned_from, replan
 
@@ -183,21 +183,22 @@ def plan_day(
 
 def peak_request(requests: Sequence[JointRequest]) -> JointRequest:
     """Every service at its highest rate at once."""
-    most: dict[str, float] = {}
+    most: dict[str, JointService] = {}
     for each in (service for request in requests for service in request.services):
-        most[each.workload.id] = max(most.get(each.workload.id, 0.0), each.workload.rate_rps)
-    return with_rates(requests[0], most)
+        known = most.get(each.workload.id)
+        if known is None or known.workload.rate_rps < each.workload.rate_rps:
+            most[each.workload.id] = each
+    return replace(requests[0], services=tuple(most.values()))
 
 
 def with_rates(request: JointRequest, rates_rps: Mapping[str, float]) -> JointRequest:
-    """The request at other rates, by service."""
-    return replace(
-        request,
-        services=tuple(
-            replace(each, workload=replace(each.workload, rate_rps=rates_rps[each.workload.id]))
-            for each in request.services
-        ),
-    )
+    """The request at other rates, by service; those of others stay."""
+
+    def at_rate(each: JointService) -> JointService:
+        rate_rps = rates_rps.get(each.workload.id, each.workload.rate_rps)
+        return replace(each, workload=replace(each.workload, rate_rps=rate_rps))
+
+    return replace(request, services=tuple(at_rate(each) for each in request.services))
 
 
 def _candidates(peak: ProvisionPlan, own: Sequence[ProvisionPlan]) -> list[ProvisionPlan]:
@@ -240,7 +241,7 @@ def _held(period: LoadPeriod, peak: ProvisionPlan) -> float:
     watts = math.fsum(
         gpu.idle_w
         + gpu.host_w
-        + math.fsum(e.overhead_w + e.requests_w * rates[e.workload] / most[e.workload] for e in gpu.instances)
+        + math.fsum(e.overhead_w + e.requests_w * rates.get(e.workload, 0.0) / most[e.workload] for e in gpu.instances)
         for gpu in peak.gpus
     )
     return period.request.objective.value(watts, peak.usd_per_hour, len(peak.gpus))
