@@ -33,9 +33,6 @@ _EQUAL = 1e-5
 NOT_BUILT = {
     "2": "I2, the measured A100-80GB table: MIG slices are not part of preset joint yet",
     "9": "an envelope over price and load is not built yet",
-    "10": "warm re-planning within R moves is not built yet",
-    "11": "a day with switching costs is not built yet",
-    "14": "preset joint's plans are not executed by `joulery up` yet",
 }
 
 
@@ -229,6 +226,8 @@ def _mixed(checks: Checks) -> None:
 
 def run() -> Result:
     """Every check."""
+    from benchmarks.joint_over_time import day_of_switching, executed, warm_replans
+
     checks = Checks()
     plan = _first(checks)
     _floors(checks)
@@ -238,6 +237,9 @@ def run() -> Result:
     _speed(checks)
     _limits(checks)
     _mixed(checks)
+    warm_replans(checks, plan)
+    day_of_switching(checks)
+    executed(checks)
     for number, why in NOT_BUILT.items():
         checks.add(number, why, None, "not built yet")
     order = sorted(range(len(checks.rows)), key=lambda at: int(checks.rows[at][0]))

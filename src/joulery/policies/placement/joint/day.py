@@ -25,6 +25,8 @@ from joulery.policies.placement.joint.warm import WarmEffort, choose, chosen_gpu
 
 _ALIKE_RATIO = 0.04
 """Loads that differ by less have one candidate."""
+_NEAR = 0.1
+"""Rates that differ by less, in logarithms, are planned for warm: farther away warm plans are much dearer."""
 _CANDIDATES = 14
 """Candidates at most."""
 _S_PER_H = 3600.0
@@ -162,12 +164,9 @@ def plan_day(
     """
     costs = costs or SwitchingCosts()
     peak = plan_joint(peak_request([each.request for each in periods]))
-    own = []
-    for at, each in enumerate(periods):
-        own.append(replan(each.request, peak).plan)
-        progress(at + 1, len(periods))
+    own = _own_plans(periods, peak, progress)
     candidates = _candidates(peak, own)
-    problems = [problem_of(narrowed(each.request, peak)) for each in periods]
+    problems = [problem_of(narrowed(each.request, plan)) for each, plan in zip(periods, own, strict=True)]
     runs = [[_awake(problem, candidate) for candidate in candidates] for problem in problems]
     runs = [[*some, plan] for some, plan in zip(runs, own, strict=True)]
     path = _shortest(periods, runs, costs)
@@ -210,6 +209,35 @@ def _candidates(peak: ProvisionPlan, own: Sequence[ProvisionPlan]) -> list[Provi
             last = _load(plan)
     step = max(1, math.ceil(len(found) / _CANDIDATES))
     return found[::step]
+
+
+def _own_plans(
+    periods: Sequence[LoadPeriod], peak: ProvisionPlan, progress: Callable[[int, int], None]
+) -> list[ProvisionPlan]:
+    """A plan for each period: made afresh, or warm from one for nearly the same rates."""
+    afresh: list[tuple[JointRequest, ProvisionPlan]] = []
+    own = []
+    for at, each in enumerate(periods):
+        near = min(
+            ((_distance(each.request, request), index) for index, (request, _) in enumerate(afresh)), default=None
+        )
+        if near is not None and near[0] <= _NEAR:
+            own.append(replan(each.request, afresh[near[1]][1]).plan)
+        else:
+            plan = plan_joint(each.request, others=[peak])
+            afresh.append((each.request, plan))
+            own.append(plan)
+        progress(at + 1, len(periods))
+    return own
+
+
+def _distance(one: JointRequest, other: JointRequest) -> float:
+    """The largest difference of a service's rates, in logarithms; infinite where other services are served."""
+    rates = {each.workload.id: each.workload.rate_rps for each in one.services}
+    others = {each.workload.id: each.workload.rate_rps for each in other.services}
+    if rates.keys() != others.keys():
+        return math.inf
+    return max(abs(math.log(rates[name] / others[name])) for name in rates)
 
 
 def _load(plan: ProvisionPlan) -> float:
