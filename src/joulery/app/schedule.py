@@ -44,6 +44,7 @@ from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_sign
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, release_all
 from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.usage import SEPARATOR as SEPARATOR
 from joulery.runtime.schedule.usage import LiveUse as LiveUse
 from joulery.runtime.schedule.usage import ended_jobs, live_state
 from joulery.runtime.schedule.usage import used_by as used_by

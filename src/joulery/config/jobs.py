@@ -78,6 +78,9 @@ class GreenConfig(Section):
     delay_ratio: Annotated[float, Field(ge=0)] | None = None
     """A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of what a slot of
     the median job emits in an hour; the kind's own (0.6, as published deadlines are ignored) when left out."""
+    order: Literal["observed", "service", "first-come"] | None = None
+    """Order of service: by the carbon that jobs have caused (service), by submission (first-come), or by whichever the
+    lengths of the jobs that ended call for; the kind's own (observed, as published service) when left out."""
     node_slots: Annotated[int, Field(ge=1)] | None = None
     """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
 

@@ -20,6 +20,7 @@ READS: Mapping[str, str] = MappingProxyType(
         "nodes": "sinfo -h -N -O {columns}",
         "nodes of partitions": "sinfo -h -N -p {partitions} -O {columns}",
         "configuration": "scontrol show config",
+        "node": "scontrol show node {node}",
         "priorities": "sprio -h -o %i|%Y|%S",
         "token": "scontrol token lifespan=86400",
         "script": "scontrol write batch_script {job} {file}",

@@ -161,6 +161,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
         "delay_ratio": config.delay_ratio,
+        "order": config.order,
     }
     return replace(
         policy,
