@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-ray test-vllm lint bench docs dist lock stubs clean help
+.PHONY: run test test-ray test-vllm lint bench docs dist audit lock stubs clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -79,6 +79,11 @@ dist: ## source distribution and wheel, a check of what the index would show, an
 	$(VENV)-dist/bin/python -m build --quiet
 	$(VENV)-dist/bin/twine check --strict dist/*
 	$(VENV)-dist/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/joulery.cdx.json requirements/run.txt
+
+audit: ## known vulnerabilities of the locked packages, by pip-audit; needs PyPI's advisories
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip --disable-pip-version-check --quiet install 'pip-audit>=2.7'
+	$(VENV)-dist/bin/pip-audit --strict --disable-pip --no-deps -r requirements/run.txt
 
 lock: ## pin every version again, with hashes, for all platforms; needs uv
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia --extra llm -o requirements/dev.txt

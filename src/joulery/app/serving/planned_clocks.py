@@ -31,7 +31,7 @@ async def session_clocks(
     Args:
         session: The services; its control may run a plan.
         stack: Reverts leased clocks when it unwinds.
-        view: Is told what is not set.
+        view: Shows what is not set.
 
     Raises:
         CapabilityError: A clock may not be set.

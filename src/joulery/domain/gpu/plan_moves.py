@@ -21,6 +21,7 @@ class InstanceShape(NamedTuple):
     model: str
     share_ratio: float
     batch: int
+    slice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class PlanMoves:
 
 def shape_of(each: PlannedInstance) -> InstanceShape:
     """What a process of an instance is started with."""
-    return InstanceShape(each.workload, each.model, round(each.share_ratio, 9), each.batch)
+    return InstanceShape(each.workload, each.model, round(each.share_ratio, 9), each.batch, each.slice)
 
 
 def gpu_moves(old: Sequence[InstanceShape], new: Sequence[InstanceShape]) -> tuple[int, int, int]:

@@ -92,6 +92,8 @@ class Month(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
+cluster_option = click.option("--cluster", metavar="NAME", help="Which of the site's clusters, where it lists several.")
+"""``--cluster NAME``: one of the site's clusters."""
 html_option = click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one HTML page; - for standard output."
 )

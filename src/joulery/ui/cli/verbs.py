@@ -27,6 +27,7 @@ JOURNEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "train-length-predictor": "Train a predictor of output lengths from a request log, and score it.",
         },
         "Schedule": {
+            "when": "Find the start of a job that causes the least carbon, by a forecast.",
             "schedule": "Schedule training jobs by carbon and energy: beside Slurm, or on this machine.",
             "submit": "Queue a training job on this machine.",
             "jobs": "List the training jobs of a site, or cancel one.",

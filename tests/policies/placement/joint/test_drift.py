@@ -43,7 +43,7 @@ def test_batches_that_take_longer_correct_the_predictor_once():
     found = run([100.0] * 5, batch_s=0.012, batches=60)
     assert [each.kind for _, each in found] == [CORRECT_PREDICTOR, REPLAN]
     assert found[0][1].value == 0.012 / 0.010 - 1
-    assert "took 12 ms (median of 60), predicted 10 ms" in found[0][1].reason
+    assert "12 ms" in found[0][1].reason and "10 ms" in found[0][1].reason
 
 
 def test_batches_that_take_less_or_are_few_prove_nothing():

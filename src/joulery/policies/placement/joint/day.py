@@ -249,7 +249,7 @@ def _awake(problem: JointProblem, candidate: ProvisionPlan) -> ProvisionPlan | N
     """A candidate's GPUs at the best clocks for a period, those not needed asleep; None where they do not suffice."""
     assert candidate.certificate is not None
     groups, others = groups_of(problem, candidate.gpus)
-    if others:
+    if others or problem.slices:
         return None
     limits = KeptLimits(problem, candidate.certificate.rates_rps)
     choices: list[Choice] = []

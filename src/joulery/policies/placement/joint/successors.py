@@ -16,7 +16,8 @@ from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.perf.instances import ServingInstance, predict_gpu
 from joulery.policies.placement.joint.master import KnownPattern
 from joulery.policies.placement.joint.plan import PlacedInstance
-from joulery.policies.placement.joint.problem import JointProblem, part_scv
+from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.slices import part_scv
 
 
 class Choice(NamedTuple):

@@ -5,7 +5,7 @@ starts from those patterns. Where moves are limited, every running GPU has a lis
 (:mod:`joulery.policies.placement.joint.successors`), and one program chooses for all of them. A clock is no move.
 
 The plan has no bound of its own: sizes and parts that the running plan did not use are not looked at. Where it cannot
-serve everything, the plan is made afresh.
+serve everything, and where GPUs may be cut into slices, the plan is made afresh.
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ def replan(
         ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
     """
     effort = effort or WarmEffort()
+    if any(
+        kind.sliced is not None for kind in request.fleet
+    ):  # slices come from a table: nothing is known of them here
+        return _afresh(request, before, max_moves)
     try:
         problem = problem_of(narrowed(request, before))
     except InfeasibleError:  # the sizes that were used do not serve today's rates
