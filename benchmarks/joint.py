@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks import Result
+from benchmarks import NotRun, Result
+from benchmarks._joint_slices import add_slice_checks
 from benchmarks.provision import APP12
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
 from joulery.domain.gpu.provisioning import Arrivals, ProvisionPlan, Workload
@@ -31,7 +32,6 @@ SMALL = 200
 """Small instances held against brute force."""
 _EQUAL = 1e-5
 NOT_BUILT = {
-    "2": "I2, the measured A100-80GB table: MIG slices are not part of preset joint yet",
     "9": "an envelope over price and load is not built yet",
     "10": "warm re-planning within R moves is not built yet",
     "11": "a day with switching costs is not built yet",
@@ -227,13 +227,24 @@ def _mixed(checks: Checks) -> None:
     checks.add("13", "a mixed fleet never costs more than any single type", held, text)
 
 
+def _slices(checks: Checks) -> list[str]:
+    """Checks 2, 4, 5, 6 and 7 on cut GPUs, where the measured table is."""
+    try:
+        return add_slice_checks(checks)
+    except NotRun as absent:
+        checks.add("2", "I2, the measured A100-80GB table", None, str(absent))
+        return []
+
+
 def run() -> Result:
     """Every check."""
     checks = Checks()
     plan = _first(checks)
     _floors(checks)
     _simulated(checks, plan)
-    checks.add("6", "old models are the predictor's limits", None, "held by tests/perf/test_instances.py")
+    limits = "held by tests/perf/test_instances.py and tests/perf/test_slices.py"
+    checks.add("6", "old models are the predictor's limits", None, limits)
+    notes = _slices(checks)
     _brute_force(checks)
     _speed(checks)
     _limits(checks)
@@ -250,6 +261,7 @@ def run() -> Result:
             "measured pairs, margin 5 %, four clocks from 1530 MHz to the voltage's knee. Watts are modelled; the "
             "voltage and idle curves are a measured V100's of another clock range, stretched. Every gap holds within "
             "that predictor and the stated choices.",
+            *notes,
         ],
         checks=sorted(checks.bars, key=lambda bar: int(bar[0].split(":")[0])),
         figures=checks.figures,

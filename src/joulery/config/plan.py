@@ -18,7 +18,7 @@ from joulery.config.parsing.quantity import (
     UsdPerHour,
     Watts,
 )
-from joulery.config.parsing.section import InputFile, Name, Section, Text
+from joulery.config.parsing.section import DataFile, InputFile, Name, Section, Text
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0."""
@@ -39,10 +39,17 @@ class GpuConfig(Section):
     """CPU cores of this machine that stand for one of them when joulery up runs a plan here."""
     profile_file: InputFile | None = None
     """A profile of your own instead: what joulery profile --from wrote."""
+    measurements: DataFile | None = None
+    """For joint: measured batches on MIG slices, a CSV file with the columns model, slice, batch, n_processes_mps and
+    throughput_items_per_s_per_process or latency_s; idle and busy say the power. ${NAME:-default} in the path stands
+    for an environment variable."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """Memory of the board, for plans of pipelines; the catalog's when left out."""
     idle_w: Watts | None = Field(alias="idle", default=None)
-    """For preset columns: power of an idle GPU, such as 37.6 W; from its services' costs when left out."""
+    """For columns and joint's measurements: power of an idle GPU, such as 37.6 W; columns takes it from its services'
+    costs when left out."""
+    busy_w: Watts | None = Field(alias="busy", default=None)
+    """For joint's measurements: power of the board while all of it executes at the highest clock, such as 400 W."""
     host_w: Watts = Field(alias="host", default=0.0)
     """For joint and language: watts of the host for each powered GPU, such as 60 W; they move the optimum."""
     speed_ratio: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False, alias="speed")] = 1.0

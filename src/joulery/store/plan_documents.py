@@ -144,7 +144,9 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
     A checker of the bound needs nothing else. A request a second of a service's variant on a GPU type at a clock is
     worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
     GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
-    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound.
+    A cut is worth the sum, over its slices, of the best entry of ``slices`` for each.
+    Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound: ``relaxed_value`` where branch
+    and bound proves more.
     """
     objective = certificate.objective
     return {
@@ -156,6 +158,7 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
             "gap_ratio": certificate.gap_ratio,
             "unit": objective.unit,
             "method": certificate.method,
+            **({} if math.isnan(certificate.relaxed) else {"relaxed_value": certificate.relaxed}),
         },
         "power_w": certificate.power_w,
         "carbon_g_per_hour": objective.carbon_g_per_hour(certificate.power_w, gpus),
@@ -179,12 +182,15 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
                 {**each._asdict(), "instances": [one._asdict() for one in each.instances]}
                 for each in certificate.patterns
             ],
+            "slices": [
+                {**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.slices
+            ],
+            "cuts": [{**each._asdict(), "slices": list(each.slices)} for each in certificate.cuts],
         },
     }
 
 
 def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
-    mode = "whole" if len(gpu.instances) == 1 and gpu.share_ratio >= 1 else "mps"
     return {
         "type": gpu.type,
         "usd_per_hour": gpu.usd_per_hour,
@@ -193,12 +199,12 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "frequency_max_mhz": gpu.clock_max_mhz,
         "power_w": gpu.power_w,
         "power_demand_w": gpu.demand_w,
-        **({} if gpu.clock_set_mhz is None else {"mode": mode, "clock_mhz": gpu.clock_set_mhz}),
+        **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, "clock_mhz": gpu.clock_set_mhz}),
         **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
         "instances": [
             _instance_document(each)
             if gpu.clock_set_mhz is None
-            else {**_instance_document(each), **_chosen_document(each, mode, gpu.clock_set_mhz)}
+            else {**_instance_document(each), **_chosen_document(each, gpu.mode, gpu.clock_set_mhz)}
             for each in gpu.instances
         ],
     }
@@ -214,6 +220,7 @@ def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict
         "overhead_w": finite(each.overhead_w),
         "requests_w": finite(each.requests_w),
         "provided_rps": finite(each.provided_rps),
+        **({"slice": each.slice, "processes": each.processes} if each.slice else {}),
     }
 
 
@@ -225,11 +232,13 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "replica": each.replica,
         "replicas": each.replicas,
         "rate_rps": each.rate_rps,
-        "share_ratio": round(each.share_ratio, 9),
+        "share_ratio": round(each.share_ratio, 12 if each.slice else 9),
         "batch": each.batch,
         "max_delay_s": finite(each.max_delay_s),
         "latency_s": finite(each.latency_s),
-        "latency_parts_s": {
+        "latency_parts_s": None
+        if each.slice
+        else {
             "load": parts.load_s,
             "schedule": parts.schedule_s,
             "active": parts.active_s,

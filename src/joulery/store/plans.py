@@ -24,8 +24,10 @@ from joulery.domain.gpu.layout_plan import (
 )
 from joulery.domain.gpu.optimum import (
     CertifiedCost,
+    CertifiedCut,
     CertifiedInstance,
     CertifiedPattern,
+    CertifiedSlice,
     PlanCertificate,
     PlanObjective,
 )
@@ -92,11 +94,16 @@ class PlanFile:
         """The GPUs of a plan of shares, with what is predicted of every instance.
 
         Raises:
-            DataError: It is no plan of shares.
+            DataError: It is no plan of shares, or it cuts GPUs.
         """
         if self.kind != "shares":
             raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
-        return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        gpus = self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        if any(gpu.sliced for gpu in gpus):
+            raise self._wrong(
+                "the plan puts services on MIG slices, which cannot be taken for shares", "leave measurements out"
+            )
+        return gpus
 
     def running(self) -> tuple[RunningGpu, ...]:
         """The processes of a plan of shares: replica, share and batch.
@@ -212,6 +219,7 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
         value=float(document["value"]),
         bound=float(bound["value"]),
         method=str(bound["method"]),
+        relaxed=_or_nan(bound.get("relaxed_value")),
         optimal=bool(document["optimal"]),
         power_w=float(document["power_w"]),
         demand_price=dict(known["demand_price"]),
@@ -229,6 +237,11 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
             CertifiedPattern(**{**each, "instances": tuple(CertifiedInstance(**one) for one in each["instances"])})
             for each in known["columns"]
         ),
+        slices=tuple(
+            CertifiedSlice(**{**each, "accuracy_ratio": _or_nan(each["accuracy_ratio"])})
+            for each in known.get("slices", ())
+        ),
+        cuts=tuple(CertifiedCut(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())),
     )
 
 
@@ -278,12 +291,22 @@ def _instance(each: Mapping[str, Any]) -> PlannedInstance:
         batch=int(each["batch"]),
         max_delay_s=_known(each["max_delay_s"]),
         wait_s=math.nan if each["wait_s"] is None else float(each["wait_s"]),
-        parts=LatencyParts(**{f"{name}_s": _known(value) for name, value in each["latency_parts_s"].items()}),
+        parts=_latency_parts(each),
         limit_s=float(each["limit_s"]),
         throughput_rps=float(each["throughput_rps"]),
         slo_s=float(each["slo_s"]),
         **{name: _or_nan(each.get(name)) for name in ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")},
+        slice=str(each.get("slice", "")),
+        processes=int(each.get("processes", 1)),
     )
+
+
+def _latency_parts(each: Mapping[str, Any]) -> LatencyParts:
+    """The parts of an instance's latency; on a slice it was measured as a whole."""
+    parts = each["latency_parts_s"]
+    if parts is None:
+        return LatencyParts(0.0, 0.0, float(each["latency_s"]), 0.0, 0.0)
+    return LatencyParts(**{f"{name}_s": _known(value) for name, value in parts.items()})
 
 
 def _stages_plan(document: Mapping[str, Any]) -> PipelinePlan:

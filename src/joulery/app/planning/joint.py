@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from joulery.app.planning.measurements import sliced_gpu_of, uncut_profile
 from joulery.app.planning.shares import error_margin, gpu_type_of, workload_of
+from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, InfeasibleError
@@ -18,6 +20,7 @@ from joulery.policies.placement.joint.compare import cheapest_of_all, comparison
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
+from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from joulery.sim.placement.plan_judge import PlanVerdict, judge_plan
 
@@ -88,15 +91,22 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         raise ConfigError("there is nothing to plan", pointer=missing, expected="at least one service and GPU type")
     plan = site.plan
     services = tuple(_service(site, index, each) for index, each in enumerate(site.services))
-    types = [gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus)]
+    types = [_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus)]
     workloads = [replace(s.workload, model=v.model) for s in services for v in s.variants]
     margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
     fleet = tuple(
-        JointFleet(kind, clocks_mhz(kind.profile, gpu.clocks), gpu.host_w)
-        for kind, gpu in zip(types, site.fleet.gpus, strict=True)
+        JointFleet(kind, clocks_mhz(kind.profile, gpu.clocks), gpu.host_w, sliced_gpu_of(index, gpu))
+        for index, (kind, gpu) in enumerate(zip(types, site.fleet.gpus, strict=True))
     )
     rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
     return JointRequest(services, fleet, rules, _objective(site, objective, g_per_kwh), plan.power_cap_w)
+
+
+def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
+    """The GPU type, with coefficients of shares unless only slices of it were measured."""
+    if gpu.measurements is None or gpu.profile is not None or gpu.profile_file is not None:
+        return gpu_type_of(index, gpu)
+    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.usd_per_hour, gpu.available)
 
 
 def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
@@ -165,7 +175,8 @@ def _judged(
     if truths is None:
         return plan, request, None
     workloads = [each.workload for each in request.services]
-    verdict = judge_plan(plan.gpus, workloads, truths)
+    sliced = {each.gpu_type.name: each.sliced for each in request.fleet if each.sliced is not None}
+    verdict = judge_plan(plan.gpus, workloads, truths, sliced=sliced)
     for _ in range(_CUTS):
         if not verdict.violated:
             break
@@ -178,7 +189,7 @@ def _judged(
         except InfeasibleError:
             break
         plan, request = again, replace(request, services=stricter)
-        verdict = judge_plan(plan.gpus, workloads, truths)
+        verdict = judge_plan(plan.gpus, workloads, truths, sliced=sliced)
     return plan, request, verdict
 
 
@@ -196,5 +207,5 @@ def _truths(site: Site) -> dict[str, InterferenceProfile]:
     """
     found = {}
     for index, gpu in enumerate(site.fleet.gpus):
-        found[gpu.name] = gpu_type_of(index, gpu).profile if gpu.truth is None else catalog.profile(gpu.truth)
+        found[gpu.name] = _gpu_type(index, gpu).profile if gpu.truth is None else catalog.profile(gpu.truth)
     return found

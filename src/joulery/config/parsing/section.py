@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -43,6 +45,21 @@ def _resolve(value: Path, info: ValidationInfo) -> Path:
     return Path(context.get("folder", "")) / value
 
 
+def _with_environment(value: Path) -> Path:
+    """``${NAME}`` and ``${NAME:-used where NAME is not set}`` in a path, as shells and Compose files write them."""
+
+    def text(found: re.Match[str]) -> str:
+        known = os.environ.get(found["name"], "") or found["default"]
+        if known is None:
+            raise problem(
+                f"the environment variable {found['name']} is not set",
+                hint=f"set it, or write ${{{found['name']}:-PATH}} to use PATH where it is not",
+            )
+        return known
+
+    return Path(re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", text, str(value)))
+
+
 def _existing_file(value: Path) -> Path:
     return _existing(value, Path.is_file, "file")
 
@@ -72,6 +89,8 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 """Some words."""
 InputFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_file)]
 """A file that is there; relative to the site file."""
+DataFile = Annotated[Path, AfterValidator(_with_environment), AfterValidator(_resolve), AfterValidator(_existing_file)]
+"""As InputFile; ``${NAME}`` and ``${NAME:-default}`` stand for an environment variable."""
 FeedFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_writable_place)]
 """A file that another program writes, and that may not be there yet; its folder is. Relative to the site file."""
 InputFolder = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_folder)]

@@ -165,18 +165,64 @@ class CertifiedCost(NamedTuple):
     accuracy_ratio: float
 
 
+class CertifiedSlice(NamedTuple):
+    """What may run on a slice of a GPU type at a clock.
+
+    Attributes:
+        service, variant: What it serves, with which model.
+        type, clock_mhz: The GPU.
+        slice: MIG profile.
+        processes, batch: Processes there, and their largest batch.
+        capacity_rps: The rate that it keeps, at most the service's.
+        request_j: Dynamic joules of a request.
+        accuracy_ratio: Of the variant, as stated.
+    """
+
+    service: str
+    variant: str
+    type: str
+    clock_mhz: float
+    slice: str
+    processes: int
+    batch: int
+    capacity_rps: float
+    request_j: float
+    accuracy_ratio: float
+
+
+class CertifiedCut(NamedTuple):
+    """One way to cut a GPU type at a clock.
+
+    Attributes:
+        type, clock_mhz: The GPU.
+        standing_w: Power of the idle board and its host.
+        usd_per_hour: Its price.
+        planned: How many of them the plan has.
+        slices: MIG profiles, one for each slice.
+    """
+
+    type: str
+    clock_mhz: float
+    standing_w: float
+    usd_per_hour: float
+    planned: int
+    slices: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCertificate:
     """Everything with which a bound can be checked by others.
 
-    The bound is ``Σ demand_price · rate - power_price · cap - Σ pool_price · available``. It holds when no layout of a
-    GPU that fits is worth more than it costs at these prices, where a request a second of a service's variant is worth
-    ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``.
+    The prices prove ``Σ demand_price · rate - power_price · cap - Σ pool_price · available``. It holds when no layout
+    of a GPU that fits is worth more than it costs at these prices, where a request a second of a service's variant is
+    worth ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``. A cut GPU is
+    worth the sum, over its slices, of the best that may run on each.
 
     Attributes:
         objective: What is minimised.
         value: Value of the plan.
-        bound: No plan within the choices has less.
+        bound: No plan within the choices has less: what the prices prove or, where GPUs are cut and branch and bound
+            over every choice of a better plan proves more, that.
         method: Within which choices, and what proves it.
         optimal: Whether the plan is proven to be optimal, to the solver's tolerance: every layout that a better plan
             could have was known when whole numbers were solved for.
@@ -190,6 +236,9 @@ class PlanCertificate:
         power_cap_w: The cap; None for none.
         costs: Joules by service, variant, type and clock.
         patterns: Layouts known at the end, those of the plan first.
+        slices: Everything that may run on a slice; empty where no GPU can be cut.
+        cuts: Every way to cut a GPU.
+        relaxed: What the prices prove; NaN where that is the bound.
     """
 
     objective: PlanObjective
@@ -208,6 +257,9 @@ class PlanCertificate:
     power_cap_w: float | None = None
     costs: tuple[CertifiedCost, ...] = ()
     patterns: tuple[CertifiedPattern, ...] = ()
+    slices: tuple[CertifiedSlice, ...] = ()
+    cuts: tuple[CertifiedCut, ...] = ()
+    relaxed: float = math.nan
 
     @property
     def gap_ratio(self) -> float:

@@ -129,6 +129,9 @@ class PlannedInstance:
         overhead_w, requests_w: Mean power it adds to the GPU, for being there and for its requests; NaN where the
             policy does not plan power.
         provided_rps: The rate that its share and batch keep within the SLO; NaN where it is ``rate_rps``.
+        slice: MIG profile of the slice it has to itself, such as ``3g.40gb``; empty for a share. The latency of a batch
+            on a slice was measured as a whole: all of it counts as active.
+        processes: Processes of the model there, each with its own batches.
     """
 
     workload: str
@@ -148,6 +151,8 @@ class PlannedInstance:
     overhead_w: float = math.nan
     requests_w: float = math.nan
     provided_rps: float = math.nan
+    slice: str = ""
+    processes: int = 1
 
     @property
     def latency_s(self) -> float:
@@ -187,6 +192,19 @@ class PlannedGpu:
     clock_set_mhz: float | None = None
     idle_w: float = math.nan
     host_w: float = math.nan
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it is cut into slices, or one model has several processes on all of it."""
+        return any(each.slice and (each.share_ratio < 1 or each.processes > 1) for each in self.instances)
+
+    @property
+    def mode(self) -> str:
+        """How the GPU is divided: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
+        alone = len(self.instances) == 1 and self.instances[0].share_ratio >= 1
+        if not alone:
+            return "mig" if any(each.slice for each in self.instances) else "mps"
+        return "whole" if self.instances[0].processes == 1 else "mps"
 
     @property
     def share_ratio(self) -> float:

@@ -48,7 +48,7 @@ class PoolRun:
         finish_s: When it was answered, float64[n], seconds.
         service_s: How long it took to serve, float64[n], seconds.
         instance: The instance that served it, int64[n].
-        busy: Neighbours that were busy as it started, int64[n].
+        busy: Neighbours that were busy as it started, one a request.
         free_s: When each instance is free after the last request, float64[instances].
     """
 
@@ -56,7 +56,7 @@ class PoolRun:
     finish_s: FloatArray
     service_s: FloatArray
     instance: IntArray
-    busy: IntArray
+    busy: Sequence[int]
     free_s: FloatArray
 
 
@@ -107,6 +107,6 @@ def serve(arrival_s: Sequence[float], instances: Sequence[PoolInstance]) -> Pool
         start_s + service_s,
         service_s,
         np.array(servers, np.int64),
-        np.array(crowd, np.int64),
+        crowd,
         last,
     )

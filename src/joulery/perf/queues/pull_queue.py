@@ -74,9 +74,10 @@ def replay(
         run = serve(arrival_s[part].tolist(), [PoolInstance(one.alone_s, one.stretch_s) for one in mine])
         server[part], epoch[part], start_s[part] = run.instance, number, run.start_s
         service_s[part] = run.service_s
+        busy = np.array(run.busy, np.int64)
         for index, one in enumerate(mine):
             here = run.instance == index
-            cpu_s[part][here] = one.alone_cpu_s[here] + one.stretch_cpu_s[here] * run.busy[here]
+            cpu_s[part][here] = one.alone_cpu_s[here] + one.stretch_cpu_s[here] * busy[here]
     return Replay(arrival_s, server, start_s, service_s, cpu_s, epoch)
 
 

@@ -10,10 +10,12 @@ from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.perf.instances import at_clock
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.power.clock_curves import V100
+from joulery.perf.slices import SlicedGpu
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge
 from joulery.sim.placement.gpu import InterferenceTruth
+from joulery.sim.placement.sliced_gpu import sliced_truth, tenant_name
 from joulery.sim.queues.batching import BatchRule
 
 
@@ -47,6 +49,7 @@ def judge_plan(
     seeds: int = 3,
     noise_cv: float = 0.05,
     length_s: float = 60.0,
+    sliced: Mapping[str, SlicedGpu] | None = None,
 ) -> PlanVerdict:
     """Serve random requests with a plan, neighbours busy as they come.
 
@@ -60,20 +63,11 @@ def judge_plan(
         seeds: How many times, with other requests each time.
         noise_cv: Variation of a batch's time from batch to batch.
         length_s: Simulated seconds that count.
+        sliced: What was measured of the slices of each GPU type that can be cut. Its curves are simulated in a form of
+            three numbers, which is not what the planner took.
     """
     services = [Service(each.id, _arrivals(each), each.slo) for each in workloads]
-    simulated = [
-        Gpu(
-            truth_at(truths[gpu.type], gpu.clock_set_mhz),
-            tuple(
-                ServingProcess(
-                    one.workload, one.model, one.share_ratio, BatchRule(one.batch, one.max_delay_s), one.rate_rps
-                )
-                for one in gpu.instances
-            ),
-        )
-        for gpu in gpus
-    ]
+    simulated = [_simulated(gpu, truths, sliced or {}) for gpu in gpus]
     trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY)
     verdicts = [judge(services, simulated, trial, Streams(seed)) for seed in range(seeds)]
     host_w = math.fsum(0.0 if math.isnan(gpu.host_w) else gpu.host_w for gpu in gpus)
@@ -82,7 +76,42 @@ def judge_plan(
         for at, each in enumerate(workloads)
     }
     power_w = math.fsum(verdict.power_w for verdict in verdicts) / len(verdicts) + host_w
-    return PlanVerdict(", ".join(sorted({p.gpu.name for p in truths.values()})), seeds, power_w, tails)
+    return PlanVerdict(_names(gpus, truths, sliced or {}), seeds, power_w, tails)
+
+
+def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]) -> Gpu:
+    """A GPU of the plan with its truth; every process of a slice is one of its own."""
+    if any(one.slice for one in gpu.instances):
+        processes = [
+            ServingProcess(
+                one.workload,
+                tenant_name(one.workload, one.replica),
+                one.share_ratio,
+                BatchRule(one.batch, one.max_delay_s),
+                one.rate_rps / one.processes,
+            )
+            for one in gpu.instances
+            for _ in range(one.processes)
+        ]
+        return Gpu(sliced_truth(gpu, sliced[gpu.type]), tuple(processes))
+    return Gpu(
+        truth_at(truths[gpu.type], gpu.clock_set_mhz),
+        tuple(
+            ServingProcess(
+                one.workload, one.model, one.share_ratio, BatchRule(one.batch, one.max_delay_s), one.rate_rps
+            )
+            for one in gpu.instances
+        ),
+    )
+
+
+def _names(
+    gpus: Sequence[PlannedGpu], truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]
+) -> str:
+    """What the GPUs behaved by, in words."""
+    cut = {gpu.type for gpu in gpus if any(one.slice for one in gpu.instances)}
+    found = {f"{name} (three numbers a curve of {sliced[name].table.source})" for name in cut}
+    return ", ".join(sorted(found | {truths[gpu.type].gpu.name for gpu in gpus if gpu.type not in cut}))
 
 
 def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> InterferenceTruth:

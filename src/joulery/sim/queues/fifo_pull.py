@@ -141,14 +141,12 @@ def pull(
     if len(available) != count or not all(map(math.isfinite, available)):
         raise DataError(f"expected one finite available time for each of {count} instances, got {available}")
     # Instances alike share their lists: a list an instance would not fit into the processor's cache.
-    works: dict[tuple[float, float], list[float]] = {}
-    stretches: dict[float, list[float]] = {}
-    for spec in instances:
-        if (spec.host_s, spec.gpu_s) not in works:
-            work_s = spec.host_s + spec.gpu_s * requests.size + requests.jitter_s
-            works[spec.host_s, spec.gpu_s] = work_s.tolist()
-        if spec.host_s not in stretches:
-            stretches[spec.host_s] = [spec.host_s * contention] * len(requests)
+    kinds = list(dict.fromkeys((spec.host_s, spec.gpu_s) for spec in instances))
+    rows = np.multiply.outer([gpu_s for _, gpu_s in kinds], requests.size)
+    rows += np.array([[host_s] for host_s, _ in kinds])
+    rows += requests.jitter_s
+    works = dict(zip(kinds, rows.tolist(), strict=True))
+    stretches = {host_s: [host_s * contention] * len(requests) for host_s, _ in kinds}
     run = serve(
         requests.arrival_s.tolist(),
         [

@@ -202,6 +202,12 @@ def _triton(site: Site, made: SitePlan, folder: Path) -> None:
 
     if not isinstance(made.plan, ProvisionPlan):
         raise ConfigError("--triton goes with plans of shares", pointer="--triton", hint="plan with preset best")
+    if any(gpu.sliced for gpu in made.plan.gpus):
+        raise ConfigError(
+            "--triton writes shares of GPUs, and this plan puts services on MIG slices",
+            pointer="--triton",
+            hint="leave measurements out, or plan with --lock share",
+        )
     write_triton(site, made.plan.gpus, folder, {service.name: service.slo.as_slo() for service in site.services})
 
 

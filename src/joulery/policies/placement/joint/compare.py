@@ -9,17 +9,22 @@ from dataclasses import replace
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.optimum import PlanCertificate, PlanObjective, objective_of
-from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.perf.instances import ServingInstance, at_clock, predict_gpu
+from joulery.policies.placement.joint.cut_gpus import numbered, sliced_gpu
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.plan import gpus_of, patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
+from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 from joulery.policies.placement.provisioning.planner import provision
 
 KNOBS = ("variant", "share", "batch", "clock", "type", "count")
 """What a plan chooses: which model, whether GPUs are shared, batches, clocks, GPU types, instances of a service."""
+
+_TIE_USD_PER_W = 1e-6
+"""Dollars a watt that decide between plans of the same rent, and between no others."""
 
 
 def locked(request: JointRequest, knobs: Sequence[str]) -> JointRequest:
@@ -92,20 +97,59 @@ def one_after_the_other(request: JointRequest, effort: JointEffort | None = None
     cheapest = replace(locked(request, ["clock"]), objective=_dollars(request))
     first = plan_joint(cheapest, effort, cheapest_of_all(cheapest))
     problem = problem_of(request)
+    replicas: Counter[int] = Counter()
+    cut = [_slower(problem, gpu, replicas) for gpu in first.gpus if gpu.instances[0].slice]
     chosen: Counter[tuple[int, Pattern]] = Counter()
     for machine, pattern in patterns_of(problem, first):
         chosen[(_best_clock(problem, machine, pattern), pattern)] += 1
     known = [(KnownPattern(machine, _layout(problem, machine, pattern)), n) for (machine, pattern), n in chosen.items()]
-    gpus = gpus_of(problem, known, _flows(problem, known))
+    totals = {each.workload.id: replicas[at] for at, each in enumerate(problem.services)}
+    gpus = (*numbered(cut, totals), *gpus_of(problem, known, _flows(problem, known)))
     certificate = PlanCertificate(
         request.objective, value_of(problem, gpus), 0.0, "no bound", False, math.fsum(gpu.power_w for gpu in gpus)
     )
     return ProvisionPlan("one after the other", gpus, quality=quality_of(problem), certificate=certificate)
 
 
+def _slower(problem: JointProblem, gpu: PlannedGpu, replicas: Counter[int]) -> PlannedGpu:
+    """A cut GPU at the clock of least watts at which every slice keeps the rate it gets."""
+    places: list[tuple[float, int, list[tuple[SliceOption, float]]]] = []
+    for machine, held in enumerate(problem.machines):
+        if held.gpu_type.name != gpu.type:
+            continue
+        chosen = [(_alike(problem, machine, each), each.rate_rps) for each in gpu.instances]
+        kept = [(one, rate_rps) for one, rate_rps in chosen if one is not None]
+        if len(kept) == len(chosen):
+            watts = math.fsum(one.request_j * rate_rps for one, rate_rps in kept)
+            places.append((float(problem.standing_w[machine]) + watts, machine, kept))
+    _, machine, kept = min(places, key=lambda each: each[:2])
+    return sliced_gpu(problem, machine, kept, replicas)
+
+
+def _alike(problem: JointProblem, machine: int, each: PlannedInstance) -> SliceOption | None:
+    """The option of least joules of the same service, variant and slice that keeps an instance's rate on a machine."""
+    sliced = problem.fleet[problem.machines[machine].fleet].sliced
+    assert sliced is not None  # the plan has cut a GPU of this type
+    found = [
+        one
+        for one in problem.slices
+        if one.machine == machine
+        and sliced.menu.profiles[one.profile].name == each.slice
+        and problem.services[one.service].workload.id == each.workload
+        and problem.services[one.service].variants[one.variant].model == each.model
+        and one.capacity_rps >= each.rate_rps * (1 - 1e-9)
+    ]
+    return min(found, key=lambda one: one.request_j, default=None)
+
+
 def cheapest_of_all(request: JointRequest) -> tuple[ProvisionPlan, ...]:
     """The plan of preset ``best`` for the services, where none has a choice of variants and nothing is locked."""
-    if request.alone or _has_variants(request) or not request.objective.per_usd > 0:
+    if (
+        request.alone
+        or _has_variants(request)
+        or any(each.sliced for each in request.fleet)
+        or not request.objective.per_usd > 0
+    ):
         return ()
     workloads = [replace(each.workload, model=each.variants[0].model) for each in request.services]
     if any(each.margin_ratio > 0 for each in request.services):
@@ -130,7 +174,9 @@ def with_power(request: JointRequest, plan: ProvisionPlan) -> ProvisionPlan:
 
 def _dollars(request: JointRequest) -> PlanObjective:
     of = request.objective
-    return objective_of("cost", of.g_per_kwh, of.pue, of.embodied_g_per_hour)
+    dollars = objective_of("cost", of.g_per_kwh, of.pue, of.embodied_g_per_hour)
+    # Among plans of as many cut GPUs the one of least watts: the comparison is not to gain from an idle choice.
+    return replace(dollars, per_w=_TIE_USD_PER_W) if any(each.sliced for each in request.fleet) else dollars
 
 
 def _layout(problem: JointProblem, machine: int, pattern: Pattern) -> PackedGpu:

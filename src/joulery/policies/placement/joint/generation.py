@@ -17,6 +17,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.master import Duals, JointMaster
 from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.slices import best_cut
 from joulery.policies.placement.provisioning.packing import NEVER, Pattern
 from joulery.policies.placement.provisioning.pricing import Pricer
 
@@ -72,7 +73,8 @@ class JointGenerator:
     def __init__(self, problem: JointProblem, effort: JointEffort) -> None:
         self.problem, self.effort = problem, effort
         self.master = JointMaster(problem)
-        self._pricers = [Pricer(p, problem.copies(at)) for at, p in enumerate(problem.packings)]
+        shared = [at for at, p in enumerate(problem.packings) if bool(np.any(p.alone < NEVER))]
+        self._pricers = {at: Pricer(problem.packings[at], problem.copies(at)) for at in shared}
         self._gain = np.array([problem.gain(item) for item in problem.items])
         self._rate = np.array([item.rate_rps for item in problem.items])
         self._service = np.array([item.service for item in problem.items])
@@ -85,7 +87,7 @@ class JointGenerator:
         stale, best = 0, duals.value
         while stale < self.effort.patience and not self.problem.request.alone:
             added = 0
-            for machine in range(len(self._pricers)):
+            for machine in self._pricers:
                 price = self._price(machine, duals)
                 found = self._pricers[machine].search(
                     self._values(machine, duals), price * (1 + 1e-6), beam=self.effort.beam
@@ -107,7 +109,8 @@ class JointGenerator:
             Whether all of them are known now, or proven not to fit.
         """
         complete = True
-        for machine, packing in enumerate(self.problem.packings):
+        for machine in self._pricers:
+            packing = self.problem.packings[machine]
             if self.problem.request.alone:
                 continue
             threshold = self._price(machine, duals) - slack * (1 + 1e-9) - _LEAST_COST
@@ -133,7 +136,8 @@ class JointGenerator:
             The proof, None when the search was given up; whether patterns were added.
         """
         scale, added = 1.0, 0
-        for machine, packing in enumerate(self.problem.packings):
+        for machine in self._pricers:
+            packing = self.problem.packings[machine]
             price, values = self._price(machine, duals), self._values(machine, duals)
             if not bool(np.any(values > 0)):
                 continue
@@ -151,7 +155,27 @@ class JointGenerator:
             worth = max(threshold, next(possible, 0.0))
             scale = min(scale, least + (1 - least) * price / worth)
             added += self._add_some(machine, found.patterns, self.effort.patterns)
-        return self._proof(duals, scale), added > 0
+        return self._proof(duals, min(scale, self._cut_scale(duals))), added > 0
+
+    def _cut_scale(self, duals: Duals) -> float:
+        """The scale of the prices at which no cut GPU is worth more than it costs: 1 at the relaxation's own."""
+        problem, scale = self.problem, 1.0
+        per_w = problem.objective.per_w + duals.power
+        for machine in dict.fromkeys(cut.machine for cut in problem.cuts):
+            cuts = [cut.counts for cut in problem.cuts if cut.machine == machine]
+            best, least = [0.0] * len(cuts[0]), 1.0
+            for one in problem.slices:
+                if one.machine != machine:
+                    continue
+                each = float(duals.demand[one.service] + duals.accuracy[one.service] * problem.gain(one))
+                worth, watts = each * one.capacity_rps, per_w * one.request_j * one.capacity_rps
+                if worth > watts:
+                    best[one.profile] = max(best[one.profile], worth - watts)
+                    least = min(least, watts / worth)
+            price, worth = self._price(machine, duals), best_cut(cuts, best)
+            if worth > price:
+                scale = min(scale, least + (1 - least) * price / worth)
+        return scale
 
     def _proof(self, duals: Duals, scale: float) -> JointProof:
         """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""

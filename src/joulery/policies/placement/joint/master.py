@@ -18,6 +18,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 
 _UNSERVED = 1e3
@@ -59,11 +60,12 @@ class KnownPattern(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Requests of a service answered by one variant on one machine."""
+    """Requests of a service answered by one variant on one machine; on slices, by one option (-1 for shares)."""
 
     service: int
     variant: int
     machine: int
+    option: int = -1
 
 
 class JointSolution(NamedTuple):
@@ -75,6 +77,9 @@ class JointSolution(NamedTuple):
         value: Its objective.
         unserved: Requests a second left out, float64[services].
         status: What the solver proved.
+        slices: How many slices run each option, by its index; none that is 0.
+        cuts: How many GPUs are cut in each way, by the index of the cut; none that is 0.
+        proven: No solution over the same columns has less: the solver's branch and bound.
     """
 
     counts: Mapping[int, int]
@@ -82,6 +87,9 @@ class JointSolution(NamedTuple):
     value: float
     unserved: FloatArray
     status: SolveStatus
+    slices: Mapping[int, int] = {}
+    cuts: Mapping[int, int] = {}
+    proven: float = 0.0
 
 
 class JointMaster:
@@ -96,6 +104,10 @@ class JointMaster:
         self.patterns: list[KnownPattern] = []
         self._known: set[tuple[int, Pattern]] = set()
         self._flows = _flows_of(problem)
+        self._index = {flow: at for at, flow in enumerate(self._flows)}
+        self._first = len(self._flows) + len(problem.services)
+        self._cut = len(problem.slices) + len(problem.cuts)
+        self._reduced = np.zeros(self._cut)
         self._unserved = _unserved_price(problem)
         self._lp, self._rows = self._empty()
 
@@ -130,6 +142,7 @@ class JointMaster:
         rows = self._rows
         flows = len(self._flows)
         values = np.array(solution.col_value, np.float64)
+        self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._cut]
         power = -dual[rows.power] if problem.power_cap_w is not None else 0.0
         return Duals(
             value=float(self._lp.getInfo().objective_function_value),
@@ -140,36 +153,51 @@ class JointMaster:
             unserved=values[flows : flows + services],
         )
 
-    def whole(self, *, gap_ratio: float, seconds: float, branchings: int) -> JointSolution:
-        """The best whole numbers over the patterns so far, within the limits on work."""
+    def whole(self, *, gap_ratio: float, seconds: float, branchings: int, slack: float = math.inf) -> JointSolution:
+        """The best whole numbers over the patterns so far, within the limits on work.
+
+        Args:
+            gap_ratio, seconds, branchings: The limits.
+            slack: Slices and cuts that cost more than this beyond what they are worth, at the prices of the last
+                relaxation, are left out: no plan has any that is less than this above the relaxation.
+        """
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
             self._add_pattern(mip, known)
-        first = len(self._flows) + len(self.problem.services)
-        make_whole(mip, range(first, first + len(self.patterns)))
+        first = self._first + self._cut
+        for at in np.flatnonzero(self._reduced > slack).tolist():
+            mip.changeColBounds(self._first + at, 0.0, 0.0)
+        make_whole(mip, range(self._first, first + len(self.patterns)))
         status = run(mip)
         values = np.array(mip.getSolution().col_value, np.float64)
         rates = np.array([each.workload.rate_rps for each in self.problem.services])
         if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
             return JointSolution({}, {}, math.inf, rates, status)
-        unserved = values[len(self._flows) : first]
+        unserved = values[len(self._flows) : self._first]
+        options, cuts = len(self.problem.slices), np.rint(values[self._first : first])
+        slices = {at: int(n) for at, n in enumerate(cuts[:options]) if n > 0}
+        cut = {at: int(n) for at, n in enumerate(cuts[options:]) if n > 0}
         counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        return JointSolution(counts, flows, float(mip.getInfo().objective_function_value), unserved, status)
+        info = mip.getInfo()
+        value, proven = float(info.objective_function_value), float(info.mip_dual_bound)
+        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven)
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
-        """A model with flows and the price of unserved requests, before any pattern."""
+        """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
         problem, model = self.problem, new_model(**limits)
         services, types, flows = len(problem.services), len(problem.fleet), len(self._flows)
-        for at, flow in enumerate(self._flows):
-            model.addVar(0.0, model.inf)
-            model.changeColCost(at, problem.objective.per_w * self._request_j(flow))
-        for at in range(services):
-            model.addVar(0.0, problem.services[at].workload.rate_rps)
-            model.changeColCost(flows + at, float(self._unserved[at]))
+        costs = [problem.objective.per_w * self._request_j(flow) for flow in self._flows]
+        for cost, most in (
+            *((cost, model.inf) for cost in costs),
+            *zip(self._unserved.tolist(), (each.workload.rate_rps for each in problem.services), strict=True),
+            *self._cut_columns(),
+        ):
+            model.addCol(cost, 0.0, most, 0, np.zeros(0, np.int32), np.zeros(0))
         rows = _Rows(flows, services, types)
-        for at in range(flows):
-            add_row(model, 0.0, model.inf, [at], [-1.0])
+        for at, flow in enumerate(self._flows):
+            provided = [] if flow.option < 0 else [problem.slices[flow.option].capacity_rps]
+            add_row(model, 0.0, model.inf, [at, *(self._first + flow.option for _ in provided)], [-1.0, *provided])
         for at, service in enumerate(problem.services):
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at] + [flows + at]
             add_row(model, service.workload.rate_rps, model.inf, mine, [1.0] * len(mine))
@@ -177,13 +205,49 @@ class JointMaster:
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at and service.floor_ratio > 0]
             gains = [service.variants[self._flows[i].variant].accuracy_ratio - service.floor_ratio for i in mine]
             add_row(model, 0.0, model.inf, mine, gains)
-        for kind in problem.fleet:
+        for at, kind in enumerate(problem.fleet):
             most = kind.gpu_type.available
-            add_row(model, -model.inf, model.inf if most is None else float(most), [], [])
+            mine = [self._first + i for i in self._cuts_of(at)]
+            add_row(model, -model.inf, model.inf if most is None else float(most), mine, [1.0] * len(mine))
         if problem.power_cap_w is not None:
             joules = [self._request_j(flow) for flow in self._flows]
-            add_row(model, -model.inf, problem.power_cap_w, list(range(flows)), joules)
+            standing = [float(problem.standing_w[cut.machine]) for cut in problem.cuts]
+            mine = [*range(flows), *range(self._first + len(problem.slices), self._first + self._cut)]
+            add_row(model, -model.inf, problem.power_cap_w, mine, [*joules, *standing])
+        for entries in self._slice_rows():
+            add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
         return model, rows
+
+    def _cut_columns(self) -> list[tuple[float, float]]:
+        """What one of each slice option and of each cut costs, and how many there may be."""
+        problem = self.problem
+        found = [(0.0, float(self._most(one))) for one in problem.slices]
+        for cut in problem.cuts:
+            kind = problem.fleet[problem.machines[cut.machine].fleet].gpu_type
+            cost = problem.objective.value(float(problem.standing_w[cut.machine]), kind.usd_per_hour, 1)
+            found.append((cost, math.inf))
+        return found
+
+    def _most(self, one: SliceOption) -> int:
+        """How many slices with an option serve all of its service."""
+        return math.ceil(self.problem.services[one.service].workload.rate_rps / one.capacity_rps - 1e-9)
+
+    def _cuts_of(self, fleet: int) -> list[int]:
+        """Columns of the cuts of a GPU type, counted from the first slice option."""
+        problem = self.problem
+        first = len(problem.slices)
+        return [first + at for at, cut in enumerate(problem.cuts) if problem.machines[cut.machine].fleet == fleet]
+
+    def _slice_rows(self) -> list[dict[int, float]]:
+        """For each machine and kind of slice: what its cuts provide, less what its options use."""
+        problem, first = self.problem, len(self.problem.slices)
+        rows: dict[tuple[int, int], dict[int, float]] = {}
+        for at, cut in enumerate(problem.cuts):
+            for profile, count in enumerate(cut.counts):
+                rows.setdefault((cut.machine, profile), {}).update({first + at: float(count)} if count else {})
+        for at, one in enumerate(problem.slices):
+            rows[(one.machine, one.profile)][at] = -1.0
+        return list(rows.values())
 
     def _add_pattern(self, model: Any, known: KnownPattern) -> None:
         problem, rows = self.problem, self._rows
@@ -191,7 +255,7 @@ class JointMaster:
         entries: dict[int, float] = {}
         for item, count in Counter(known.layout.pattern).items():
             each = problem.items[item]
-            row = self._flows.index(Flow(each.service, each.variant, known.machine))
+            row = self._index[Flow(each.service, each.variant, known.machine)]
             entries[row] = entries.get(row, 0.0) + count * each.rate_rps
             provided[item] += count
         entries[rows.pool + problem.machines[known.machine].fleet] = 1.0
@@ -208,6 +272,8 @@ class JointMaster:
 
     def _request_j(self, flow: Flow) -> float:
         problem = self.problem
+        if flow.option >= 0:
+            return problem.slices[flow.option].request_j
         machine = problem.machines[flow.machine]
         return machine.clocked.request_j(problem.services[flow.service].variants[flow.variant].model)
 
@@ -230,7 +296,8 @@ def _flows_of(problem: JointProblem) -> list[Flow]:
         for at, item in enumerate(problem.items)
         if packing.alone[at] <= packing.capacity
     )
-    return list(found)
+    slices = [Flow(one.service, one.variant, one.machine, at) for at, one in enumerate(problem.slices)]
+    return [*found, *slices]
 
 
 def _unserved_price(problem: JointProblem) -> FloatArray:
@@ -245,4 +312,9 @@ def _unserved_price(problem: JointProblem) -> FloatArray:
             watts += problem.request_j[machine, at] * item.rate_rps
             cost = problem.objective.value(float(watts), kind.usd_per_hour, 1) / item.rate_rps
             prices[item.service] = max(prices[item.service], cost)
+    for one in problem.slices:
+        kind = problem.fleet[problem.machines[one.machine].fleet].gpu_type
+        watts = problem.standing_w[one.machine] + one.request_j * one.capacity_rps
+        cost = problem.objective.value(float(watts), kind.usd_per_hour, 1) / one.capacity_rps
+        prices[one.service] = max(prices[one.service], cost)
     return np.asarray(_UNSERVED * np.maximum(prices, 1e-6), np.float64)

@@ -21,6 +21,7 @@ from joulery.domain.quality import Quality, weakest
 from joulery.perf.instances import ServingInstance, neighbourhood, predict_gpu
 from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.highs import SolveStatus
+from joulery.policies.placement.joint.cut_gpus import certified_cuts, certified_slices, cut_gpus, numbered
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
 from joulery.policies.placement.joint.master import Duals, Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
@@ -30,6 +31,10 @@ _EXACT_RATIO = 1e-6
 """Relative gap at which a solution in whole numbers is optimal."""
 _QUICK_RATIO = 1e-3
 """The same while patterns are still sought."""
+_NEAR_RATIO = 0.02
+"""How far from worth their price slices and cuts may be that the first plan is made of, as a part of the bound."""
+_CUT_SECONDS = 3.0
+"""How many times longer whole numbers may take where GPUs are cut: branchings are to end the search, not seconds."""
 _UNSERVED_RPS = 1e-6
 """Requests a second left out that are rounding."""
 _PATTERNS_MAX = 400
@@ -62,16 +67,17 @@ def plan_joint(
             generator.add(machine, pattern)
     duals = generator.generate(generator.master.relax())
     proof, duals = _proven(generator, duals)
-    whole = generator.master.whole(gap_ratio=_QUICK_RATIO, seconds=effort.seconds, branchings=effort.branchings)
-    optimal = False
+    near = duals.value * _NEAR_RATIO
+    whole = _whole(generator, _QUICK_RATIO, near)
+    optimal, branched = False, 0.0
     if _served(whole):
-        whole, optimal = _improved(generator, duals, whole)
+        whole, optimal, branched = _improved(generator, duals, whole)
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
-        whole = generator.master.whole(gap_ratio=_QUICK_RATIO, seconds=effort.seconds, branchings=effort.branchings)
+        whole = _whole(generator, _QUICK_RATIO, math.inf)
     if not _served(whole):
         raise infeasible(problem, duals, whole)
-    return _plan_of(problem, generator, whole, proof, optimal)
+    return _plan_of(problem, generator, whole, proof, optimal, branched)
 
 
 def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, Pattern]]:
@@ -94,9 +100,17 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
                 provided = one.rate_rps if math.isnan(one.provided_rps) else one.provided_rps
                 count = round(problem.services[service].workload.rate_rps / provided)
                 items.append(index.get((service, models.index(one.model), count), -1))
+        if any(one.slice for one in gpu.instances):
+            continue  # every choice on slices is known to the master problem already
         if machines and len(items) == len(gpu.instances) and min(items, default=-1) >= 0:
             found.append((machines[0], tuple(sorted(items))))
     return found
+
+
+def _whole(generator: JointGenerator, gap_ratio: float, slack: float) -> JointSolution:
+    effort = generator.effort
+    seconds = effort.seconds * (_CUT_SECONDS if generator.problem.slices else 1.0)
+    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=effort.branchings, slack=slack)
 
 
 def _served(whole: JointSolution) -> bool:
@@ -119,30 +133,43 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]
     return best, duals
 
 
-def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> tuple[JointSolution, bool]:
-    """Whole numbers again, with every pattern that a better plan could have; whether that proves the plan optimal."""
-    effort = generator.effort
+def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> tuple[JointSolution, bool, float]:
+    """Whole numbers again, with all that a better plan could have.
+
+    Returns:
+        The better solution; whether it is proven optimal; what no plan has less than, by branch and bound.
+    """
     slack = whole.value - duals.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
-        return whole, True
+        return whole, True, 0.0
     complete = generator.enrich(duals, slack)
-    again = generator.master.whole(gap_ratio=_EXACT_RATIO, seconds=effort.seconds, branchings=effort.branchings)
+    again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
     better = again if _served(again) and again.value <= whole.value else whole
-    return better, complete and again.status is SolveStatus.OPTIMAL
+    # What was left out is only in plans that are no better than the first one.
+    return better, complete and again.status is SolveStatus.OPTIMAL, min(again.proven, whole.value) if complete else 0.0
 
 
 def _plan_of(
-    problem: JointProblem, generator: JointGenerator, whole: JointSolution, proof: JointProof, optimal: bool
+    problem: JointProblem,
+    generator: JointGenerator,
+    whole: JointSolution,
+    proof: JointProof,
+    optimal: bool,
+    branched: float,
 ) -> ProvisionPlan:
     chosen = [(generator.master.patterns[at], count) for at, count in sorted(whole.counts.items())]
-    gpus = gpus_of(problem, chosen, whole.flows)
+    gpus = gpus_of(problem, chosen, whole.flows, whole)
     certificate = _certificate(problem, generator, whole, proof)
     value = value_of(problem, gpus)
     bound = min(_in_whole_gpus(problem, certificate.bound), value)
+    # Cut GPUs hold few instances, so fractions of GPUs are far below whole ones: branch and bound closes most of that.
+    branches = bool(problem.slices) and branched > bound
     certificate = replace(
         certificate,
         value=value,
-        bound=bound,
+        bound=min(branched, value) if branches else bound,
+        relaxed=bound if problem.slices else math.nan,
+        method=f"branch and bound over all of them; {certificate.method}" if branches else certificate.method,
         power_w=math.fsum(gpu.power_w for gpu in gpus),
         optimal=optimal or bound >= value * (1 - _EXACT_RATIO),
     )
@@ -161,7 +188,10 @@ def value_of(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> float:
 
 
 def gpus_of(
-    problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]], flows: Mapping[Flow, float]
+    problem: JointProblem,
+    chosen: Sequence[tuple[KnownPattern, int]],
+    flows: Mapping[Flow, float],
+    cut: JointSolution | None = None,
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of some patterns, with what is predicted of every instance.
 
@@ -169,17 +199,20 @@ def gpus_of(
         problem: The problem.
         chosen: Patterns and how many GPUs of each.
         flows: Requests a second of every flow; spread over its instances by what they are provided for.
+        cut: The solution whose cut GPUs come first; None for none.
     """
+    first, started = ([], {}) if cut is None else cut_gpus(problem, cut)
     provided: dict[Flow, float] = defaultdict(float)
     for known, count in chosen:
         for item in known.layout.pattern:
             provided[_flow(problem, known, item)] += count * problem.items[item].rate_rps
     filled = {flow: min(1.0, flows.get(flow, 0.0) / rate) for flow, rate in provided.items()}
-    gpus, replicas = [], _Replicas(problem, chosen, filled)
+    gpus, replicas = [], _Replicas(problem, chosen, filled, started)
     for known, count in chosen:
         layout = problem.packings[known.machine].tightest(known.layout.pattern) or known.layout
         gpus += [gpu for _ in range(count) if (gpu := _gpu(problem, known, layout, filled, replicas)) is not None]
-    return tuple(gpus)
+    names = {problem.services[at].workload.id: count for at, count in replicas.count.items()}
+    return (*numbered(first, names), *gpus)
 
 
 def _flow(problem: JointProblem, known: KnownPattern, item: int) -> Flow:
@@ -191,10 +224,14 @@ class _Replicas:
     """Numbers the instances of every service."""
 
     def __init__(
-        self, problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]], filled: Mapping[Flow, float]
+        self,
+        problem: JointProblem,
+        chosen: Sequence[tuple[KnownPattern, int]],
+        filled: Mapping[Flow, float],
+        started: Mapping[int, int],
     ) -> None:
-        self.count: dict[int, int] = defaultdict(int)
-        self._next: dict[int, int] = defaultdict(int)
+        self.count: dict[int, int] = defaultdict(int, started)
+        self._next: dict[int, int] = defaultdict(int, started)
         for known, count in chosen:
             for item in known.layout.pattern:
                 if filled[_flow(problem, known, item)] > 0:
@@ -305,6 +342,8 @@ def _certificate(
         patterns=tuple(
             _pattern(problem, known[at], whole.counts.get(at, 0)) for at in order[: len(whole.counts) + _PATTERNS_MAX]
         ),
+        slices=certified_slices(problem),
+        cuts=certified_cuts(problem, whole),
     )
 
 
@@ -318,9 +357,14 @@ def _in_whole_gpus(problem: JointProblem, bound: float) -> float:
 
 
 def _method(problem: JointProblem) -> str:
-    most = max(math.ceil(1 / item.part - 1e-9) for item in problem.items)
     clocks = max(len(each.clocks_mhz) for each in problem.fleet)
-    choices = ["services whole" if most == 1 else f"instances for 1/1 to 1/{most} of a service's rate"]
+    choices = []
+    if problem.items:
+        most = max(math.ceil(1 / item.part - 1e-9) for item in problem.items)
+        choices.append("services whole" if most == 1 else f"instances for 1/1 to 1/{most} of a service's rate")
+    if problem.slices:
+        cuts = len({cut.counts for cut in problem.cuts})
+        choices.append(f"{len(problem.slices)} choices of model, slice, processes and batch, {cuts} cuts of a GPU")
     choices.append("the highest clock" if clocks == 1 else f"{clocks} clocks a GPU")
     if problem.request.alone:
         choices.append("an instance a GPU")

@@ -8,6 +8,7 @@ clock; how many of them fit beside one another is decided by
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.instances import ClockedGpu, at_clock
+from joulery.perf.slices import SlicedGpu
+from joulery.policies.placement.joint.slices import MigCut, SliceOption, check_slices, cuts_of, part_scv, slice_options
 from joulery.policies.placement.provisioning.options import Item, Option, items_of
 from joulery.policies.placement.provisioning.packing import Packing
 from joulery.policies.placement.provisioning.predict import GpuType
@@ -91,11 +94,19 @@ class JointFleet:
         gpu_type: The type at full clock, with price and count.
         clocks_mhz: Clocks that may be set, the highest first.
         host_w: Watts of the host for each powered GPU.
+        sliced: What was measured of models on its slices; None for a type that is shared by MPS alone.
     """
 
     gpu_type: GpuType
     clocks_mhz: tuple[float, ...]
     host_w: float = 0.0
+    sliced: SlicedGpu | None = None
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that it can serve."""
+        measured = () if self.sliced is None else self.sliced.table.models
+        return frozenset(self.gpu_type.profile.models) | frozenset(measured)
 
     def __post_init__(self) -> None:
         if not 0 <= self.gpu_type.usd_per_hour < math.inf:
@@ -105,11 +116,17 @@ class JointFleet:
 
 
 class ClockedType(NamedTuple):
-    """A GPU type at one clock: index of the type, the type, and the predictor's view of it."""
+    """A GPU type at one clock: index of the type, the type, the predictor's view of it, and the largest batch."""
 
     fleet: int
     gpu_type: GpuType
     clocked: ClockedGpu
+    batch_max: int
+
+    @property
+    def speed(self) -> float:
+        """The clock as a ratio of the highest."""
+        return self.clocked.clock_mhz / self.clocked.clock_max_mhz
 
 
 class JointItem(NamedTuple):
@@ -161,6 +178,8 @@ class JointProblem:
         request_j: Dynamic joules of a request, float64[machines, items].
         overhead_w: Power of a process for being there, float64[machines, items].
         standing_w: Power of an idle board and its host, float64[machines].
+        slices: What may run on slices of GPUs.
+        cuts: How GPUs can be cut.
     """
 
     request: JointRequest
@@ -171,6 +190,8 @@ class JointProblem:
     request_j: FloatArray
     overhead_w: FloatArray
     standing_w: FloatArray
+    slices: tuple[SliceOption, ...] = ()
+    cuts: tuple[MigCut, ...] = ()
 
     @property
     def services(self) -> tuple[JointService, ...]:
@@ -197,7 +218,7 @@ class JointProblem:
         needed = [math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 
-    def gain(self, item: JointItem) -> float:
+    def gain(self, item: JointItem | SliceOption) -> float:
         """Accuracy of an item's variant above its service's floor; 0 where the service has none."""
         service = self.services[item.service]
         if service.floor_ratio == 0:
@@ -218,12 +239,17 @@ def problem_of(request: JointRequest) -> JointProblem:
     """
     services, fleet, rules = request.services, request.fleet, request.rules
     _check(services, fleet, request.power_cap_w)
+    check_slices(request)
     machines = tuple(
-        ClockedType(index, _held(each, clocked), clocked)
+        ClockedType(index, _held(each, clocked), clocked, rules.max_batch)
         for index, each in enumerate(fleet)
         for mhz in each.clocks_mhz
         for clocked in (at_clock(each.gpu_type.profile, mhz, host_w=each.host_w),)
     )
+    cuts = cuts_of(request, machines)
+    margins = [(1 + rules.margin_ratio) * (1 + each.margin_ratio) - 1 for each in services]
+    slices = slice_options(request, machines, margins)
+    sliced = {one.service for one in slices}
     items: list[JointItem] = []
     options: list[tuple[tuple[Option, ...], ...]] = []
     for at, service in enumerate(services):
@@ -231,11 +257,11 @@ def problem_of(request: JointRequest) -> JointProblem:
         for count in range(1, rules.max_replicas + 1):
             _add_part(at, service, 1 / count, fleet, machines, rules, items, options)
         count = rules.max_replicas + 1
-        while len(items) == before and count <= _PARTS_MAX:
+        while len(items) == before and at not in sliced and count <= _PARTS_MAX:
             for more in (count, math.ceil(1.25 * count), math.ceil(1.5 * count)):
                 _add_part(at, service, 1 / more, fleet, machines, rules, items, options)
             count = math.ceil(1.5 * count) + 1
-        if len(items) == before:
+        if len(items) == before and at not in sliced:
             _explain(service, [each.gpu_type for each in fleet], rules)
     packed = [Item(0, 1, each) for each in options]
     packings = tuple(Packing(machine.gpu_type, index, packed) for index, machine in enumerate(machines))
@@ -249,6 +275,8 @@ def problem_of(request: JointRequest) -> JointProblem:
         np.array([[_figure(m, model, m.clocked.request_j) for model in models] for m in machines]),
         np.array([[_figure(m, model, m.clocked.overhead_w) for model in models] for m in machines]),
         np.array([m.clocked.idle_w + m.clocked.host_w for m in machines]),
+        slices,
+        cuts,
     )
 
 
@@ -259,17 +287,6 @@ def _held(fleet: JointFleet, clocked: ClockedGpu) -> GpuType:
 def _figure(machine: ClockedType, model: str, of: object) -> float:
     assert callable(of)
     return float(of(model)) if model in machine.clocked.profile.models else 0.0
-
-
-def part_scv(scv: float, part: float) -> float:
-    """Variation of the gaps of a part of a stream whose requests are dealt out as evenly as can be.
-
-    A gap is the sum of as many gaps as requests are dealt to others in between, one more or less: for ``1 / part``
-    whole, ``scv * part``.
-    """
-    odd = (1 / part) % 1.0
-    odd = 0.0 if min(odd, 1 - odd) < 1e-9 else odd
-    return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
 
 
 def _add_part(
@@ -328,7 +345,9 @@ def _options(machine: ClockedType, model: str, limits: Sequence[tuple[int, float
 def _explain(service: JointService, types: Sequence[GpuType], rules: Rules) -> None:
     """Raise the error that says why a service can be served on none of the types."""
     for each in service.variants:
-        items_of(replace(service.workload, model=each.model), 0, types, rules)
+        known = [kind for kind in types if each.model in kind.profile.models]
+        if known:
+            items_of(replace(service.workload, model=each.model), 0, known, rules)
     raise InfeasibleError(
         f"service {service.workload.id} cannot be served within its SLO and the margin it needs",
         binding=f"latency of {service.workload.id}",
@@ -351,5 +370,20 @@ def _check(services: Sequence[JointService], fleet: Sequence[JointFleet], power_
     if power_cap_w is not None and not 0 < power_cap_w < math.inf:
         raise ConfigError("a power cap is a number above 0", got=f"{power_cap_w} W", pointer="plan.power_cap")
     for service in services:
-        if not any(v.model in kind.gpu_type.profile.models for v in service.variants for kind in fleet):
-            fleet[0].gpu_type.profile[service.variants[0].model]
+        for variant in service.variants:
+            if not any(variant.model in kind.models for kind in fleet):
+                _unknown(variant.model, fleet)
+
+
+def _unknown(model: str, fleet: Sequence[JointFleet]) -> None:
+    """Raise the error for a model that no GPU type of the fleet knows."""
+    if all(kind.sliced is None for kind in fleet):
+        fleet[0].gpu_type.profile[model]
+    known = sorted(frozenset().union(*(kind.models for kind in fleet)))
+    nearest = difflib.get_close_matches(model, known, n=2)
+    raise ConfigError(
+        f"no GPU type of the fleet has measurements or coefficients of model {model!r}",
+        got=model,
+        expected=", ".join(known),
+        hint=f"did you mean {' or '.join(nearest)}?" if nearest else "measure it, or name one of these",
+    )

@@ -59,7 +59,11 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     text.append(f"least {certificate.objective.name}; ")
     text.append("every service within its SLO by the model", "green")
     bound = value_text(certificate.objective, certificate.bound)
-    if certificate.optimal:
+    if not math.isnan(certificate.relaxed):
+        proven = "optimal within its choices" if certificate.optimal else f"{percent(certificate.gap_ratio)} above it"
+        text.append(f"\nno plan has less than {bound}: this one is {proven}; prices alone prove ", "dim")
+        text.append(value_text(certificate.objective, certificate.relaxed), "dim")
+    elif certificate.optimal:
         text.append(f"\noptimal within its choices; prices prove that no plan has less than {bound}", "dim")
     else:
         text.append(f"\nno plan has less than {bound}, {percent(certificate.gap_ratio)} below this one", "dim")
@@ -83,8 +87,8 @@ def _table(plan: ProvisionPlan) -> Table:
                 "" if at or gpu.clock_set_mhz is None else f"{gpu.clock_set_mhz:.0f} MHz",
                 each.workload + replica,
                 each.model if math.isnan(each.accuracy_ratio) else f"{each.model} ({percent(each.accuracy_ratio)})",
-                f"{100 * each.share_ratio:g} %",
-                str(each.batch),
+                each.slice or f"{100 * each.share_ratio:g} %",
+                str(each.batch) if each.processes == 1 else f"{each.processes} × {each.batch}",
                 number(each.rate_rps, "/s"),
                 number(each.provided_rps, "/s"),
                 si(each.latency_s, "s"),

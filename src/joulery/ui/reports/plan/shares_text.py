@@ -64,7 +64,7 @@ def pictures(plan: ProvisionPlan) -> Iterable[Text]:
         for each in gpu.instances:
             width = max(1, round(BAR * each.share_ratio))
             width = min(width, BAR - used)
-            name = f" {each.workload}{_replica(each)} {100 * each.share_ratio:g}"
+            name = f" {each.workload}{_replica(each)} {each.slice or f'{100 * each.share_ratio:g}'}"
             text.append(name[:width].ljust(width), f"bold white on {colors[each.model]}")
             used += width
         text.append("░" * (BAR - used), "dim")
@@ -123,7 +123,10 @@ def alike(gpus: Sequence[PlannedGpu]) -> list[tuple[int, PlannedGpu, int]]:
     """Index of the first, the GPU, and how many are like it up to the names of the services; alone if they are few."""
     groups: dict[object, list[int]] = {}
     for index, gpu in enumerate(gpus):
-        look = tuple((e.model, e.share_ratio, e.batch, e.replicas, e.rate_rps, e.slo_s) for e in gpu.instances)
+        look = tuple(
+            (e.model, e.slice, e.processes, e.share_ratio, e.batch, e.replicas, e.rate_rps, e.slo_s)
+            for e in gpu.instances
+        )
         groups.setdefault((gpu.type, look), []).append(index)
     shown: list[tuple[int, PlannedGpu, int]] = []
     for members in groups.values():

@@ -1,0 +1,288 @@
+"""A serving process on a hardware slice, from a table of measured batches: its time, its capacity, its power.
+
+A slice shares neither SMs nor cache with its neighbours, so nothing but the clock of the board couples them. What is
+measured is the time of a batch on a slice, with one or more processes of one model there (MPS). Between measured
+batches the time is the mean of two readings, both linear: the chord, and what the neighbouring segments come to. The
+launch of kernels bounds small batches from below, kernels bound large ones, so the truth lies between the two.
+
+Kernels take the same time for a request in any batch: that of the batch that was measured to be the fastest a request.
+Small batches wait for the launch of kernels beside, which does not feel the clock::
+
+    time at φ = max(measured, requests · kernel seconds / φ)
+
+Power is *assumed*, as no table of slices has it: a slice whose kernels execute all the time draws its compute slices'
+part of what the board draws above idle when all of it is busy, following the clock as
+:mod:`joulery.perf.power.clock_curves` says; beside that a slice draws nothing. So a request costs the same joules in
+any batch, which is a lower figure for small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.gpu.mig import MigMenu, MigProfile
+from joulery.domain.serving.service import Slo
+from joulery.perf.power.clock_curves import V100, ClockModel
+from joulery.perf.queues.batch_queue import late_ratio
+
+_LADDER, _LIKELY, _FINE = (0.3, 0.45, 0.65, 0.8, 0.9, 0.96, 0.985), 0.9, 0.008
+"""Loads between which a capacity is sought, where the search begins, and how finely it is known, as parts of what full
+batches come to. Below the least the batch is too large for the SLO."""
+_BUNDLES = 12
+"""Larger batches are counted in so many bundles while a capacity is sought: quicker, and up to 1 % on the safe side."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCurve:
+    """Measured times of one model's batches on one kind of slice.
+
+    Attributes:
+        processes: How many processes of the model share the slice.
+        batches: Measured batches, increasing.
+        times_s: Seconds of a batch of each, while all processes execute one.
+
+    Raises:
+        DataError: No batches, the same twice, or a time that is no number above 0.
+    """
+
+    processes: int
+    batches: tuple[int, ...]
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.batches or len(self.batches) != len(self.times_s):
+            raise DataError("measured batches need a time each, and there must be one at least")
+        if any(a >= b for a, b in zip(self.batches, self.batches[1:], strict=False)) or self.batches[0] < 1:
+            raise DataError("measured batches are whole numbers from 1, each once", hint=f"got {self.batches}")
+        if not all(0 < each < math.inf for each in self.times_s):
+            raise DataError("the time of a batch is a number of seconds above 0")
+
+    def time_s(self, batch: float) -> float:
+        """Seconds of a batch at full clock: as measured, between measurements or beyond them predicted."""
+        known, times = self.batches, self.times_s
+        at = bisect_left(known, batch)
+        if at < len(known) and known[at] == batch:
+            return times[at]
+        if at == 0:
+            return min(times[0], max(self._line(0, batch), times[0] * batch / known[0]))
+        before = self._line(at - 2, batch) if at >= 2 else times[0]
+        if at == len(known):
+            return max(before, times[-1]) if at >= 2 else times[-1] * batch / known[-1]
+        chord = self._line(at - 1, batch)
+        after = self._line(at, batch) if at + 1 < len(known) else times[0]
+        return (chord + min(chord, max(before, after, min(times[0], chord)))) / 2
+
+    @property
+    def kernel_s(self) -> float:
+        """Seconds of the slice's kernels for one request at full clock: the least of all measured batches."""
+        fastest = min(time_s / batch for batch, time_s in zip(self.batches, self.times_s, strict=True))
+        return fastest / self.processes
+
+    def without(self, batch: int) -> BatchCurve:
+        """The same with one measured batch left out: what predicts it then has not seen it."""
+        kept = [(b, t) for b, t in zip(self.batches, self.times_s, strict=True) if b != batch]
+        return BatchCurve(self.processes, tuple(b for b, _ in kept), tuple(t for _, t in kept))
+
+    def fitted(self) -> BatchCurve:
+        """The same batches with the times of three numbers, ``max(launch, fixed + item · batch)``, of least squares.
+
+        A curve that is close to the measured one, and not the same.
+        """
+        if len(self.batches) < 3:
+            return self
+        best: tuple[float, tuple[float, ...]] | None = None
+        for launched in range(len(self.batches) - 1):
+            times = self._three_numbers(launched)
+            error = math.fsum((a / b - 1) ** 2 for a, b in zip(times, self.times_s, strict=True))
+            if best is None or error < best[0]:
+                best = error, times
+        assert best is not None
+        return BatchCurve(self.processes, self.batches, best[1])
+
+    def _three_numbers(self, launched: int) -> tuple[float, ...]:
+        """Times of the form, the first ``launched`` batches taken to be limited by launches."""
+        launch_s = math.fsum(self.times_s[:launched]) / launched if launched else 0.0
+        some = list(zip(self.batches, self.times_s, strict=True))[launched:]
+        # Least squares of relative errors: both columns and the right-hand side are divided by the measured time.
+        aa = math.fsum(1 / t**2 for _, t in some)
+        ab = math.fsum(b / t**2 for b, t in some)
+        bb = math.fsum(b * b / t**2 for b, t in some)
+        a, b = math.fsum(1 / t for _, t in some), math.fsum(n / t for n, t in some)
+        det = aa * bb - ab * ab
+        fixed_s = (a * bb - b * ab) / det if det > 0 else 0.0
+        if fixed_s <= 0:
+            fixed_s, item_s = 0.0, b / bb
+        else:
+            item_s = (b * aa - a * ab) / det
+        return tuple(max(launch_s, fixed_s + item_s * n, 1e-9) for n in self.batches)
+
+    def _line(self, first: int, batch: float) -> float:
+        """The line through two neighbouring measurements, at a batch."""
+        if first + 1 >= len(self.batches):
+            return self.times_s[first]
+        (x, y), (s, t) = self.batches[first : first + 2], self.times_s[first : first + 2]
+        return s + (t - s) * (batch - x) / (y - x)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceTable:
+    """What was measured of models on the slices of a GPU type.
+
+    Attributes:
+        source: Where it comes from, in words.
+        curves: By model and size of the slice (``3g``): a curve for each number of processes.
+    """
+
+    source: str
+    curves: Mapping[tuple[str, str], tuple[BatchCurve, ...]]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that were measured."""
+        return tuple(sorted({model for model, _ in self.curves}))
+
+    def of(self, model: str, size: str) -> tuple[BatchCurve, ...]:
+        """The curves of a model on a size of slice; none where it was not measured there."""
+        return self.curves.get((model, size), ())
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedGpu:
+    """A GPU type whose slices were measured.
+
+    Attributes:
+        table: Measured batches at full clock.
+        menu: What the type can be cut into.
+        idle_w: Power of the idle board at full clock, as stated.
+        busy_w: Power of the board while kernels execute on all of it at full clock, as stated.
+        curve: Whose voltage and idle power is stretched over the type's clocks.
+
+    Raises:
+        ConfigError: Power that is no power.
+    """
+
+    table: SliceTable
+    menu: MigMenu
+    idle_w: float
+    busy_w: float
+    curve: ClockModel = V100
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.idle_w < self.busy_w < math.inf:
+            raise ConfigError(
+                f"a {self.menu.gpu} draws more when busy than idle, and neither is below 0",
+                got=f"idle {self.idle_w:g} W, busy {self.busy_w:g} W",
+                expected="such as idle: 60 W and busy: 400 W",
+            )
+
+    def slice_w(self, profile: MigProfile, speed: float) -> float:
+        """What a slice adds to the board while its kernels execute all the time, at a part of the highest clock."""
+        dynamic = 1.0 if speed >= 1 else float(self.curve.dynamic_ratio(speed * self.curve.max_mhz)[0])
+        return (self.busy_w - self.idle_w) * dynamic * profile.compute_slices / self.menu.compute_slices
+
+
+class SliceProcess(NamedTuple):
+    """Processes of one model on one slice at a clock.
+
+    Attributes:
+        curve: What was measured.
+        batch: Largest batch.
+        speed: The clock, as a ratio of the highest.
+    """
+
+    curve: BatchCurve
+    batch: int
+    speed: float = 1.0
+
+    def time_s(self, batch: float) -> float:
+        """Seconds of a batch at this clock."""
+        return max(self.curve.time_s(batch), batch * self.curve.processes * self.kernel_s)
+
+    @property
+    def kernel_s(self) -> float:
+        """Seconds of the slice's kernels for one request at this clock."""
+        return self.curve.kernel_s / self.speed
+
+    @property
+    def full_rps(self) -> float:
+        """Requests a second of full batches, all processes together."""
+        return self.curve.processes * self.batch / self.time_s(self.batch)
+
+    def capacity_rps(self, slo: Slo, scv: float, margin_ratio: float = 0.0) -> float:
+        """The greatest rate of requests of which the SLO's quantile is in time.
+
+        Each process has its own part of the requests, dealt out in turn, and takes all that wait when it is free.
+
+        Args:
+            slo: The latency and its quantile.
+            scv: Squared coefficient of variation of the gaps between requests of one process.
+            margin_ratio: How much longer than predicted batches are taken to be.
+
+        Returns:
+            Requests a second of all processes; 0 where it is below a third of what full batches come to.
+        """
+        return _capacity_rps(self, slo, scv, margin_ratio)
+
+
+@lru_cache(maxsize=8192)
+def _capacity_rps(process: SliceProcess, slo: Slo, scv: float, margin_ratio: float) -> float:
+    """What a process keeps; remembered, as plans that are compared ask for the same again."""
+    longer = 1.0 + margin_ratio
+    bundles = min(process.batch, _BUNDLES)
+    a_bundle = process.batch / bundles
+    times = [longer * process.time_s(a_bundle * n) for n in range(1, bundles + 1)]
+    if not times[0] <= slo.latency_s:
+        return 0.0
+    full = bundles / times[-1]
+    if scv <= 0:  # evenly spaced: a request waits for the batch in service, then for its own
+        return process.curve.processes * a_bundle * full if 2 * times[-1] <= slo.latency_s else 0.0
+    scv /= a_bundle
+    late = 1.0 - slo.quantile
+
+    def kept(part: float) -> bool:
+        return late_ratio(part * full, scv, times, slo.latency_s) <= late
+
+    low, high = _bracket(kept)
+    while low > 0 and high - low > _FINE:
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low * full * a_bundle * process.curve.processes
+
+
+def _bracket(kept: Callable[[float], bool]) -> tuple[float, float]:
+    """Two neighbouring rungs of the ladder of loads, the lower of which is kept; (0, 0) where none is."""
+    first = _LADDER.index(_LIKELY)
+    step = 1 if kept(_LIKELY) else -1
+    for at in range(first + step, len(_LADDER) if step > 0 else -1, step):
+        if kept(_LADDER[at]) != (step > 0):
+            return (_LADDER[at - 1], _LADDER[at]) if step > 0 else (_LADDER[at], _LADDER[at + 1])
+    return (_LADDER[-1], 1.0) if step > 0 else (0.0, 0.0)
+
+
+def largest_batch(curve: BatchCurve, speed: float, slo: Slo, margin_ratio: float, most: int) -> int:
+    """The largest batch whose queue is likely to keep an SLO; 0 where not even single requests do.
+
+    A request waits for the batch in service and then for its own, and batches vary the less the larger they are.
+    """
+    tried = [n for n in _sizes(curve.batches[-1]) if n <= min(most, curve.batches[-1])]
+    found = 0
+    for batch in tried:
+        one = SliceProcess(curve, batch, speed)
+        if one.time_s(batch) * (1 + margin_ratio) * (1.75 + 1 / math.sqrt(batch)) <= slo.latency_s:
+            found = batch
+    return found or int(SliceProcess(curve, 1, speed).time_s(1) * (1 + margin_ratio) <= slo.latency_s)
+
+
+def _sizes(most: int) -> Sequence[int]:
+    """Batches worth trying: 1, 2, 3, 4, 6, 8, 12 ..."""
+    found, size = [1], 2
+    while size <= most:
+        found += [size, size * 3 // 2] if size > 1 else [size]
+        size *= 2
+    return [each for each in sorted(set(found)) if each <= most]

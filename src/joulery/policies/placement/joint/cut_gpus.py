@@ -1,0 +1,154 @@
+"""The cut GPUs of a joint plan: which slice of which GPU runs what, and what is predicted of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from joulery.domain.gpu.mig import MigMenu
+from joulery.domain.gpu.optimum import CertifiedCut, CertifiedSlice
+from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
+from joulery.policies.placement.joint.master import Flow, JointSolution
+from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.slices import SliceOption
+
+
+def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:
+    """The cut GPUs of a solution, and how many instances each service has on them.
+
+    Slices are given out GPU by GPU, the largest cuts first; an instance that gets no requests is left out, and so is a
+    GPU without instances.
+    """
+    waiting: dict[tuple[int, int], list[tuple[SliceOption, float]]] = defaultdict(list)
+    counts: Counter[int] = Counter()
+    for at, count in sorted(whole.slices.items()):
+        one = problem.slices[at]
+        rate_rps = whole.flows.get(Flow(one.service, one.variant, one.machine, at), 0.0) / count
+        if rate_rps > 0:
+            counts[one.service] += count
+            waiting[(one.machine, one.profile)] += [(one, rate_rps)] * count
+    gpus, replicas = [], Counter[int]()
+    for at, count in sorted(whole.cuts.items()):
+        cut = problem.cuts[at]
+        for _ in range(count):
+            mine = []
+            for profile, slices in enumerate(cut.counts):
+                queue = waiting[(cut.machine, profile)]
+                mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
+            if mine:
+                gpus.append(sliced_gpu(problem, cut.machine, mine, replicas))
+    return gpus, dict(counts)
+
+
+def numbered(gpus: Sequence[PlannedGpu], count: Mapping[str, int]) -> tuple[PlannedGpu, ...]:
+    """The GPUs with each instance saying how many its service has, by name of the service."""
+    return tuple(
+        replace(gpu, instances=tuple(replace(one, replicas=count[one.workload]) for one in gpu.instances))
+        for gpu in gpus
+    )
+
+
+def sliced_gpu(
+    problem: JointProblem, machine: int, chosen: Sequence[tuple[SliceOption, float]], replicas: Counter[int]
+) -> PlannedGpu:
+    """One cut GPU.
+
+    Args:
+        problem: The problem.
+        machine: Its type and clock.
+        chosen: What runs on each of its slices in use, and the requests a second that it gets.
+        replicas: Instances numbered so far, by service; counted on.
+    """
+    held = problem.machines[machine]
+    sliced = problem.fleet[held.fleet].sliced
+    assert sliced is not None  # only GPUs with a menu are cut
+    instances = []
+    for one, rate_rps in chosen:
+        instances.append(_instance(problem, sliced.menu, one, rate_rps, replicas[one.service]))
+        replicas[one.service] += 1
+    clocked = held.clocked
+    kernels_w = math.fsum(sliced.slice_w(sliced.menu.profiles[one.profile], held.speed) for one, _ in chosen)
+    added_w = math.fsum(each.overhead_w + each.requests_w for each in instances)
+    return PlannedGpu(
+        type=held.gpu_type.name,
+        usd_per_hour=held.gpu_type.usd_per_hour,
+        clock_mhz=clocked.clock_mhz,
+        clock_max_mhz=clocked.clock_max_mhz,
+        demand_w=clocked.idle_w + kernels_w,
+        power_w=clocked.idle_w + clocked.host_w + added_w,
+        instances=tuple(instances),
+        clock_set_mhz=clocked.clock_mhz,
+        idle_w=clocked.idle_w,
+        host_w=clocked.host_w,
+    )
+
+
+def _instance(problem: JointProblem, menu: MigMenu, one: SliceOption, rate_rps: float, replica: int) -> PlannedInstance:
+    service = problem.services[one.service]
+    variant, profile = service.variants[one.variant], menu.profiles[one.profile]
+    batch_s = one.process.time_s(one.process.batch)
+    longer = (1 + problem.request.rules.margin_ratio) * (1 + service.margin_ratio)
+    return PlannedInstance(
+        workload=service.workload.id,
+        model=variant.model,
+        replica=replica,
+        replicas=replica + 1,
+        rate_rps=rate_rps,
+        share_ratio=profile.compute_slices / menu.compute_slices,
+        batch=one.process.batch,
+        max_delay_s=0.0,
+        wait_s=math.nan,
+        parts=LatencyParts(0.0, 0.0, batch_s, 0.0, 0.0),
+        limit_s=batch_s * longer,
+        throughput_rps=one.process.full_rps,
+        slo_s=service.workload.slo.latency_s,
+        accuracy_ratio=variant.accuracy_ratio,
+        overhead_w=0.0,
+        requests_w=one.request_j * rate_rps,
+        provided_rps=one.capacity_rps,
+        slice=profile.name,
+        processes=one.processes,
+    )
+
+
+def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
+    """What may run on slices, for the certificate."""
+    found = []
+    for one in problem.slices:
+        service, held = problem.services[one.service], problem.machines[one.machine]
+        variant = service.variants[one.variant]
+        found.append(
+            CertifiedSlice(
+                service.workload.id,
+                variant.model,
+                held.gpu_type.name,
+                held.clocked.clock_mhz,
+                _menu(problem, one.machine).profiles[one.profile].name,
+                one.processes,
+                one.process.batch,
+                one.capacity_rps,
+                one.request_j,
+                variant.accuracy_ratio,
+            )
+        )
+    return tuple(found)
+
+
+def certified_cuts(problem: JointProblem, whole: JointSolution) -> tuple[CertifiedCut, ...]:
+    """The ways to cut GPUs, for the certificate."""
+    found = []
+    for at, cut in enumerate(problem.cuts):
+        held, profiles = problem.machines[cut.machine], _menu(problem, cut.machine).profiles
+        slices = tuple(each.name for each, n in zip(profiles, cut.counts, strict=True) for _ in range(n))
+        standing_w = float(problem.standing_w[cut.machine])
+        price, planned = held.gpu_type.usd_per_hour, whole.cuts.get(at, 0)
+        found.append(CertifiedCut(held.gpu_type.name, held.clocked.clock_mhz, standing_w, price, planned, slices))
+    return tuple(found)
+
+
+def _menu(problem: JointProblem, machine: int) -> MigMenu:
+    sliced = problem.fleet[problem.machines[machine].fleet].sliced
+    assert sliced is not None  # only GPUs with a menu are cut
+    return sliced.menu

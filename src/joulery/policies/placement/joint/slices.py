@@ -1,0 +1,191 @@
+"""What MIG slices add to the joint problem: which processes may run on which slice, and how GPUs can be cut.
+
+Slices share neither SMs nor cache, so a cut GPU needs no search: rows of the master problem say that no more slices of
+a kind are used than the cuts provide. At given prices the best layout of a cut GPU is the best choice for each kind of
+slice, and the best cut of the menu for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from joulery.domain.errors import ConfigError
+from joulery.perf.slices import BatchCurve, SlicedGpu, SliceProcess, largest_batch
+
+if TYPE_CHECKING:
+    from joulery.policies.placement.joint.problem import ClockedType, JointRequest, JointService
+
+_GAIN = 1.05
+"""More processes on a slice count as another choice only if they may keep so many times the rate of fewer."""
+
+
+class SliceOption(NamedTuple):
+    """Processes of a service's variant on a slice of a GPU at a clock.
+
+    Attributes:
+        service, variant, machine: Indices.
+        profile: Index of the slice's kind in the menu.
+        process: What runs there.
+        capacity_rps: The rate that it keeps within the SLO, at most the service's.
+        request_j: Dynamic joules of a request.
+    """
+
+    service: int
+    variant: int
+    machine: int
+    profile: int
+    process: SliceProcess
+    capacity_rps: float
+    request_j: float
+
+    @property
+    def processes(self) -> int:
+        """Processes on the slice."""
+        return self.process.curve.processes
+
+
+class MigCut(NamedTuple):
+    """One way to cut the GPUs of a machine: how many slices of each kind of the menu."""
+
+    machine: int
+    counts: tuple[int, ...]
+
+
+def part_scv(scv: float, part: float) -> float:
+    """Variation of the gaps of a part of a stream whose requests are dealt out as evenly as can be.
+
+    A gap is the sum of as many gaps as requests are dealt to others in between, one more or less: for ``1 / part``
+    whole, ``scv * part``.
+    """
+    odd = (1 / part) % 1.0
+    odd = 0.0 if min(odd, 1 - odd) < 1e-9 else odd
+    return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
+
+
+def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[MigCut, ...]:
+    """Every cut of every machine that can be cut; the uncut GPU alone where instances have a GPU to themselves."""
+    found = []
+    for at, machine in enumerate(machines):
+        sliced = request.fleet[machine.fleet].sliced
+        if sliced is not None:
+            cuts = dict.fromkeys(sliced.menu.counts(cut) for cut in sliced.menu.multisets)
+            found += [MigCut(at, each) for each in cuts if not request.alone or sum(each) == 1]
+    return tuple(found)
+
+
+def slice_options(
+    request: JointRequest, machines: Sequence[ClockedType], margins_of: Sequence[float]
+) -> tuple[SliceOption, ...]:
+    """What may run on slices, without choices that another one of the same slice is better than at every rate.
+
+    Args:
+        request: What is asked.
+        machines: GPU types at their clocks.
+        margins_of: How much longer than predicted the batches of each service are taken to be.
+    """
+    found: list[SliceOption] = []
+    for at, machine in enumerate(machines):
+        sliced = request.fleet[machine.fleet].sliced
+        if sliced is None:
+            continue
+        for owner, service in enumerate(request.services):
+            for variant, each in enumerate(service.variants):
+                for index, profile in enumerate(sliced.menu.profiles):
+                    if request.alone and profile.compute_slices < sliced.menu.compute_slices:
+                        continue
+                    curves = sliced.table.of(each.model, profile.size)
+                    tried = _tried(curves[:1] if request.alone else curves, machine, service, margins_of[owner])
+                    some = [
+                        _option(request, sliced, (owner, variant, at, index), one, margins_of[owner]) for one in tried
+                    ]
+                    found += _undominated([one for one in some if one is not None])
+    return tuple(_fewest(request, found))
+
+
+def _tried(
+    curves: Sequence[BatchCurve], machine: ClockedType, service: JointService, margin_ratio: float
+) -> list[SliceProcess]:
+    """Processes worth a closer look, the fewest first: more of them must be able to keep a higher rate."""
+    slo, most, best = service.workload.slo, machine.batch_max, 0.0
+    found = []
+    for curve in curves:
+        batch = largest_batch(curve, machine.speed, slo, margin_ratio, most)
+        if batch and (one := SliceProcess(curve, batch, machine.speed)).full_rps > best * _GAIN:
+            best = one.full_rps
+            found.append(one)
+    return found
+
+
+def _option(
+    request: JointRequest, sliced: SlicedGpu, where: tuple[int, int, int, int], process: SliceProcess, margin: float
+) -> SliceOption | None:
+    """The option of some processes; None where they keep no rate within the SLO."""
+    owner, profile = where[0], sliced.menu.profiles[where[3]]
+    workload = request.services[owner].workload
+    # Requests are dealt out in turn, so the fewer of them come here, the more even they are.
+    part = min(1.0, process.full_rps / workload.rate_rps) / process.curve.processes
+    capacity = process.capacity_rps(workload.slo, part_scv(workload.arrivals.scv, part), margin)
+    capacity = min(capacity, workload.rate_rps)
+    if capacity <= 0:
+        return None
+    return SliceOption(*where, process, capacity, process.kernel_s * sliced.slice_w(profile, process.speed))
+
+
+def _undominated(options: Sequence[SliceOption]) -> list[SliceOption]:
+    """Options of one slice and variant that no other keeps a higher rate than for fewer joules; the first of equals."""
+    found: list[SliceOption] = []
+    for one in sorted(options, key=lambda each: (-each.capacity_rps, each.request_j, each.processes)):
+        if not found or one.request_j < found[-1].request_j:
+            found.append(one)
+    return found
+
+
+def _fewest(request: JointRequest, options: Sequence[SliceOption]) -> list[SliceOption]:
+    """With one instance a service: only options that serve all of it, for services that have one."""
+    if request.rules.max_replicas > 1:
+        return list(options)
+    whole = {one.service for one in options if _serves_all(request, one)}
+    return [one for one in options if one.service not in whole or _serves_all(request, one)]
+
+
+def _serves_all(request: JointRequest, one: SliceOption) -> bool:
+    service = request.services[one.service]
+    enough = one.capacity_rps >= service.workload.rate_rps * (1 - 1e-9)
+    accuracy = service.variants[one.variant].accuracy_ratio
+    return enough and (service.floor_ratio == 0 or accuracy >= service.floor_ratio - 1e-12)
+
+
+def check_slices(request: JointRequest) -> None:
+    """Check that what was measured is on the menu and enough to plan with.
+
+    Raises:
+        ConfigError: A table is empty, names a slice that the menu lacks, or has a single batch of a model in use.
+    """
+    used = {each.model for service in request.services for each in service.variants}
+    for kind in request.fleet:
+        if kind.sliced is None:
+            continue
+        table, menu, name = kind.sliced.table, kind.sliced.menu, kind.gpu_type.name
+        sizes = {profile.size for profile in menu.profiles}
+        for _, size in table.curves:
+            if size not in sizes:
+                raise ConfigError(
+                    f"{name}: {table.source} has a slice that a {menu.gpu} cannot be cut into",
+                    got=size,
+                    expected=", ".join(profile.size for profile in menu.profiles),
+                )
+        for model in sorted(used & set(table.models)):
+            points = [curve.batches for (known, _), some in table.curves.items() if known == model for curve in some]
+            if sum(len(each) for each in points) < 2:
+                raise ConfigError(
+                    f"{name}: {table.source} has a single measurement of {model}",
+                    expected="at least two batches on one slice",
+                    hint="measure more batches: a single one says nothing of others",
+                )
+
+
+def best_cut(cuts: Sequence[tuple[int, ...]], values: Sequence[float]) -> float:
+    """The most that a cut GPU is worth, when the best instance on each kind of slice is worth ``values``."""
+    return max((math.fsum(n * v for n, v in zip(cut, values, strict=True)) for cut in cuts), default=0.0)
