@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from joulery.app.callbacks.job_board import LAST_WAIT_S, JobBoard, JobEnergy, nodes_of_job, open_board
+from joulery.app.callbacks.job_board import LAST_WAIT_S, JobBoard, MultiNodeEnergy, nodes_of_job, open_board
 from joulery.app.callbacks.training_meter import TrainingMeter
 from joulery.runtime.measuring.measure import MeasureWarning
 
@@ -53,20 +53,20 @@ def test_the_sums_of_a_job_are_those_of_its_nodes():
     assert first.job() is None
     first.put(10.0, 1.0)
     second.put(20.0, 2.0)
-    assert first.job() == JobEnergy(30.0, 3.0, 3, 2, False)
+    assert first.job() == MultiNodeEnergy(30.0, 3.0, 3, 2, False)
     third.put(5.0, None)
     second.put(25.0, 2.5)
-    assert first.job() == second.job() == JobEnergy(40.0, None, 3, 3, False)
+    assert first.job() == second.job() == MultiNodeEnergy(40.0, None, 3, 3, False)
 
 
 def test_the_first_node_waits_for_the_last_sums_but_not_forever():
     (first, second), _, clock = boards(2)
     first.put(10.0, None, final=True)
-    assert first.last() == JobEnergy(10.0, None, 2, 1, False)
+    assert first.last() == MultiNodeEnergy(10.0, None, 2, 1, False)
     assert clock.now_s == pytest.approx(LAST_WAIT_S, abs=0.2)
     second.put(7.0, None, final=True)
     before_s = clock.now_s
-    assert first.last() == JobEnergy(17.0, None, 2, 2, True)
+    assert first.last() == MultiNodeEnergy(17.0, None, 2, 2, True)
     assert clock.now_s == before_s
 
 
@@ -95,7 +95,7 @@ def test_a_run_logs_its_job_once_all_nodes_have_reported():
     assert figures["joulery/job_carbon_g"] == pytest.approx(0.5 + figures["joulery/run_carbon_g"])
     second.put(1100.0, 0.6, final=True)
     meter.end()
-    assert meter.job == JobEnergy(
+    assert meter.job == MultiNodeEnergy(
         pytest.approx(1100.0 + meter.footprint.energy_j), pytest.approx(0.6 + meter.footprint.carbon_g), 2, 2, True
     )
     assert json.loads(store.values["node/0"])["final"] is True

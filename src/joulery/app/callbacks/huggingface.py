@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from joulery.app.callbacks.job_board import JobEnergy
+from joulery.app.callbacks.job_board import MultiNodeEnergy
 from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
 from joulery.domain.energy.footprint import Footprint
 
@@ -39,7 +39,7 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
         return self._meter.footprint
 
     @property
-    def job(self) -> JobEnergy | None:
+    def job(self) -> MultiNodeEnergy | None:
         """What the run drew on all nodes of its job; None before it has ended, and where there is one node."""
         return self._meter.job
 

@@ -40,7 +40,7 @@ class KeyValueStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnergy:
+class MultiNodeEnergy:
     """What a job drew on all its nodes.
 
     Attributes:
@@ -91,13 +91,13 @@ class JobBoard:
         text = json.dumps({"energy_j": energy_j, "carbon_g": carbon_g, "final": final})
         self._guarded(lambda: self._store.set(_key(self.node), text))
 
-    def job(self) -> JobEnergy | None:
+    def job(self) -> MultiNodeEnergy | None:
         """What the nodes have reported; None where none has, or the store is lost."""
         found = self._guarded(lambda: [each for node in range(self.nodes) if (each := self._of(node)) is not None])
         if not found:
             return None
         carbon_g = [each["carbon_g"] for each in found]
-        return JobEnergy(
+        return MultiNodeEnergy(
             math.fsum(each["energy_j"] for each in found),
             None if None in carbon_g else math.fsum(carbon_g),
             self.nodes,
@@ -105,7 +105,7 @@ class JobBoard:
             len(found) == self.nodes and all(each["final"] for each in found),
         )
 
-    def last(self, wait_s: float = LAST_WAIT_S) -> JobEnergy | None:
+    def last(self, wait_s: float = LAST_WAIT_S) -> MultiNodeEnergy | None:
         """What the nodes have reported once all have ended, or after ``wait_s``."""
         end_s = self._now_s() + wait_s
         job = self.job()

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from joulery.app.callbacks.job_board import JobEnergy
+from joulery.app.callbacks.job_board import MultiNodeEnergy
 from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
 from joulery.domain.energy.footprint import Footprint
 
@@ -39,7 +39,7 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # the package is not 
         return self._meter.footprint
 
     @property
-    def job(self) -> JobEnergy | None:
+    def job(self) -> MultiNodeEnergy | None:
         """What the run drew on all nodes of its job; None before it has ended, and where there is one node."""
         return self._meter.job
 

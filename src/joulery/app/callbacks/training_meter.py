@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from joulery.app.callbacks.job_board import JobBoard, JobEnergy, open_board
+from joulery.app.callbacks.job_board import JobBoard, MultiNodeEnergy, open_board
 from joulery.app.windows import MachineMeter
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import JouleryError
@@ -55,7 +55,7 @@ class TrainingMeter:
         board: Callable[[], JobBoard | None] = lambda: open_board(os.environ),
     ) -> None:
         self.footprint: Footprint | None = None
-        self.job: JobEnergy | None = None
+        self.job: MultiNodeEnergy | None = None
         self._open_board = board
         self._board: JobBoard | None = None
         self._options, self._open_meter, self._here = dict(options), open_meter, here
