@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-ray test-vllm lint bench docs dist lock clean help
+.PHONY: run test test-ray test-vllm lint bench docs dist audit lock stubs clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -80,9 +80,19 @@ dist: ## source distribution and wheel, a check of what the index would show, an
 	$(VENV)-dist/bin/twine check --strict dist/*
 	$(VENV)-dist/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/joulery.cdx.json requirements/run.txt
 
+audit: ## known vulnerabilities of the locked packages, by pip-audit; needs PyPI's advisories
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip --disable-pip-version-check --quiet install 'pip-audit>=2.7'
+	$(VENV)-dist/bin/pip-audit --strict --disable-pip --no-deps -r requirements/run.txt
+
 lock: ## pin every version again, with hashes, for all platforms; needs uv
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra dev --extra vision --extra docs --extra nvidia --extra llm -o requirements/dev.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra vision --extra nvidia -c requirements/dev.txt -o requirements/run.txt
 
+stubs: ## the messages of the gRPC API again, from their .proto; for a new protobuf
+	$(PYTHON) -m venv $(VENV)-stubs
+	$(VENV)-stubs/bin/pip --disable-pip-version-check --quiet install grpcio-tools==1.76.0
+	cd src && ../$(VENV)-stubs/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. joulery/gateway/grpc_api/inference.proto
+
 clean: ## remove environments, caches, the site and runs
-	rm -rf $(VENV) $(VENV)-ray $(VENV)-dist dist .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-dist $(VENV)-stubs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs

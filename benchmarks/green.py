@@ -83,7 +83,13 @@ def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: fl
     node = NodePower()
     flat = np.ones(8)
     table = power_table((JobClass("low", 98.0, flat), JobClass("high", 315.0, flat)), node)
-    alone: dict[str, Any] = {"hysteresis": 1.0, "ceiling_gpu_s": None, "elder_share": 0.0, "progress_after_s": None}
+    alone: dict[str, Any] = {
+        "hysteresis": 1.0,
+        "ceiling_gpu_s": None,
+        "oldest_share": 0.0,
+        "progress_after_s": None,
+        "order": "service",
+    }
     for region, carbon in grids.items():
         cluster = Cluster(32, node, table, carbon, 172_800.0)
         found: dict[str, list[Change]] = {"alone": [], "as green is": []}

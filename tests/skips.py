@@ -21,6 +21,7 @@ INSTALL = {
     "no Transformers or Lightning": r"(transformers|lightning|accelerate)\S* is not installed",
     "no Chromium": r"no Chromium here",
     "no Slurm": r"[Ss]lurm\w* is not installed",
+    "no gRPC": r"(grpc|tritonclient)\S* is not installed",
     "no Ray": r"Ray Serve is not installed",
     "no llama.cpp": r"(joulery\[llm\]|small language model|prompt encoder) is not installed",
     "no ONNX": r"(onnx|onnxruntime|PIL\.Image) is not installed",

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 _PROGRAMS = ("slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "sinfo")
 
 _CONF = """\
-ClusterName=joulery
+ClusterName={cluster}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
@@ -190,6 +190,7 @@ def slurm_cluster(
     types: Sequence[str] = (),
     accounting: str = "",
     name: str = "g",
+    cluster: str = "joulery",
 ) -> Iterator[SlurmCluster]:
     """Nodes ``g1`` … with fake GPUs (null devices), torn down at the end.
 
@@ -204,6 +205,7 @@ def slurm_cluster(
             without accounting.
         name: What the nodes are called, with a number: one letter, for socket paths are short; one of its own where an
             agent runs, which sees the jobs of every node of that name on this machine.
+        cluster: Its ClusterName.
     """
     types = types or ("fake",) * nodes
     for part in ("state", "dev", *(f"spool/{name}{n}" for n in range(1, nodes + 1))):
@@ -227,6 +229,7 @@ def slurm_cluster(
             nodes="\n".join(lines),
             count=nodes,
             name=name,
+            cluster=cluster,
             accounting=f"AccountingStorageType=accounting_storage/{'slurmdbd' if accounting else 'none'}",
         )
     )
@@ -241,15 +244,15 @@ def slurm_cluster(
             for n, kind in enumerate(types, 1)
         )
     )
-    cluster = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes, name)
+    made = SlurmCluster(folder, {**os.environ, "SLURM_CONF": str(conf)}, nodes, name)
     try:
-        cluster.start_controller()
+        made.start_controller()
         for number in range(1, nodes + 1):
-            cluster.start_node(number)
-        cluster.wait_idle()
-        yield cluster
+            made.start_node(number)
+        made.wait_idle()
+        yield made
     finally:
-        cluster.close()
+        made.close()
 
 
 def _free_ports(count: int) -> list[int]:

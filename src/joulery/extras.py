@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from joulery.domain.errors import CapabilityError
 
 EXTRA_OF: Mapping[str, str] = {
+    "google": "grpc",
+    "grpc": "grpc",
     "highspy": "plan",
     "httptools": "serve",
     "prometheus_client": "export",

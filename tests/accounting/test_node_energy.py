@@ -1,6 +1,7 @@
 """Energy of a node, divided: nothing is lost, nothing is counted twice, and a reset counter gives no number."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -78,6 +79,23 @@ def test_without_idle_power_the_unused_time_is_idle():
 def test_a_board_belongs_to_those_who_used_it(shares, workloads, idle_j, rest_j):
     (part,) = divide([(channel("gpu:0"), 90.0)], use({}, 0.0, {"gpu:0": shares}))
     assert (part.workloads, part.idle_j, part.unattributed_j) == (workloads, idle_j, rest_j)
+
+
+@pytest.mark.parametrize(
+    ("shares", "workloads", "idle_j"),
+    [
+        ({A: 1.0}, {A: 50.0}, 40.0),
+        ({A: 0.5, B: 0.25}, {A: 25.0, B: 12.5}, 52.5),
+        ({A: NAN}, {A: 50.0}, 40.0),
+        ({}, {}, 90.0),
+    ],
+)
+def test_what_a_board_draws_idle_is_no_workloads(shares, workloads, idle_j):
+    used = use({}, 0.0, {"gpu:0": shares})
+    (part,) = divide([(channel("gpu:0"), 90.0)], replace(used, idle_w={"gpu:0": 40.0 / used.elapsed_s}))
+    assert (part.workloads, part.idle_j, part.unattributed_j) == (workloads, idle_j, 0.0)
+    (less,) = divide([(channel("gpu:0"), 30.0)], replace(used, idle_w={"gpu:0": 40.0 / used.elapsed_s}))
+    assert (less.workloads or dict.fromkeys(workloads, 0.0), less.idle_j) == (dict.fromkeys(workloads, 0.0), 30.0)
 
 
 def test_the_quality_of_a_device_is_its_weakest():

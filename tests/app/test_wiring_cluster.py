@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
-from joulery.app.wiring.cluster import energy_source, green_policy
+from joulery.app.wiring.cluster import energy_source, green_policy, jobs_of, one_cluster
 from joulery.config.jobs import JobsConfig
 from joulery.config.parsing.reading import load
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from joulery.domain.renames import RenamedWarning
 from joulery.policies.training.carbon_shift import ShiftRule
@@ -37,6 +38,7 @@ RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING,
         ({"by_progress": False}, "progress_after_s", None),
         ({"ageing": "1 d"}, "ageing_s", 86_400.0),
         ({"preempt_after": "5 min"}, "preempt_after_s", 300.0),
+        ({"order": "first-come"}, "order", "first-come"),
     ],
 )
 def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field: str, expected: object) -> None:
@@ -88,3 +90,45 @@ def test_the_former_name_of_the_oldest_share_is_read_and_names_the_new_one(tmp_p
         jobs = load(site).jobs
 
     assert jobs is not None and green_policy(jobs).oldest_share == 0.4
+
+
+CLUSTERS = """\
+joulery: 1
+clusters:
+- {name: a, jobs: {backend: slurm, slurm: {meters: m, progress: p}}}
+- {name: b, jobs: {backend: slurm, state: s, slurm: {meters: m, progress: p}}}
+"""
+
+
+def test_clusters_that_share_folders_each_get_their_own(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(CLUSTERS)
+    site = load(tmp_path / "site.yaml")
+    a, b = (jobs_of(one_cluster(site, name)) for name in "ab")
+    assert (a.slurm.cluster, a.slurm.meters, a.slurm.progress) == ("a", tmp_path / "m/a", tmp_path / "p/a")
+    assert (b.slurm.cluster, b.slurm.meters, b.slurm.progress) == ("b", tmp_path / "m/b", tmp_path / "p/b")
+    assert a.state.name == "a" and b.state == tmp_path / "s"
+    with pytest.raises(ConfigError, match="which cluster"):
+        one_cluster(site, None)
+    with pytest.raises(ConfigError, match="no such cluster"):
+        one_cluster(site, "c")
+    alone = site.model_copy(update={"clusters": site.clusters[:1]})
+    assert one_cluster(alone, None) == one_cluster(site, "a")
+    plain = site.model_copy(update={"clusters": ()})
+    assert one_cluster(plain, None) is plain
+    with pytest.raises(ConfigError, match="no such cluster"):
+        one_cluster(plain, "a")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("- {name: a, jobs: {}}", "a"),
+        ("- {name: c, jobs: {state: s}}", "state folder of cluster b"),
+        ("- {name: c, jobs: {slurm: {cluster: d}}}", "not the entry's name"),
+        ("jobs: {}", "one cluster's"),
+    ],
+)
+def test_clusters_are_kept_apart(tmp_path: Path, more: str, message: str) -> None:
+    (tmp_path / "site.yaml").write_text(CLUSTERS + more + "\n")
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "site.yaml")

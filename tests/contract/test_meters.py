@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from joulery.adapters.meters.amd import open_amd
 from joulery.adapters.meters.cpu_model import open_cpu_model
 from joulery.adapters.meters.dcgm import open_dcgm
 from joulery.adapters.meters.fake import FakeMeter, Script
+from joulery.adapters.meters.host.ipmi import open_ipmi
+from joulery.adapters.meters.host.redfish import open_redfish
+from joulery.adapters.meters.host.slurm_energy import open_slurm_energy
+from joulery.adapters.meters.jetson import open_jetson
 from joulery.adapters.meters.nvml import open_nvml
 from joulery.adapters.meters.rapl import open_rapl
 from joulery.adapters.meters.replay import open_replay
@@ -22,7 +27,9 @@ from joulery.store.run.channels import channel_from_dict, channel_to_dict
 from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml
 from tests.adapters.meters.powercap import Powercap
 from tests.adapters.meters.proc import Machine
-from tests.fakes import engine_pages
+from tests.fakes import bmc, engine_pages
+from tests.fakes.amdsmi import AmdBoard, AmdSmiFake
+from tests.fakes.jetson import hwmon_module
 
 
 @dataclass
@@ -53,6 +60,31 @@ def dcgm(root: Path) -> Rig:
     return Rig(open_dcgm("localhost:9400", lambda _: pages[0]), lambda: pages.__setitem__(0, ""))
 
 
+def amd(root: Path) -> Rig:
+    smi = AmdSmiFake(AmdBoard(), AmdBoard(count=None))
+    return Rig(open_amd(smi, smi.sleep), lambda: setattr(smi.boards[0], "lost", True))
+
+
+def jetson(root: Path) -> Rig:
+    meter = open_jetson(sys=hwmon_module(root, {"VDD_IN": (5000, 1200), "VDD_SOC": (5000, 100)}))
+    return Rig(meter, (root / "class/hwmon/hwmon0/in1_input").unlink)
+
+
+def ipmi(root: Path) -> Rig:
+    return Rig(open_ipmi(lambda: (0, bmc.dcmi(), "")))
+
+
+def redfish(root: Path) -> Rig:
+    return Rig(open_redfish("bmc", bmc.newer().get))
+
+
+def slurm(root: Path) -> Rig:
+    def ask(what: str) -> str:
+        return "AcctGatherEnergyType = acct_gather_energy/ipmi\n" if what == "configuration" else "CurrentWatts=171\n"
+
+    return Rig(open_slurm_energy("n1", ask))
+
+
 def cpu_model(root: Path) -> Rig:
     machine = Machine(root, [0, 0, 1, 1])
     return Rig(open_cpu_model(10.0, 40.0, proc=machine.proc, sys=machine.sys))
@@ -74,7 +106,19 @@ def fake(root: Path) -> Rig:
     return Rig(FakeMeter(scripts, lambda: now[0]), lambda: now.__setitem__(0, 15.0))
 
 
-RIGS = {"rapl": rapl, "nvml": nvml, "dcgm": dcgm, "cpu-model": cpu_model, "replay": replay, "fake": fake}
+RIGS = {
+    "rapl": rapl,
+    "nvml": nvml,
+    "amd": amd,
+    "jetson": jetson,
+    "dcgm": dcgm,
+    "ipmi": ipmi,
+    "redfish": redfish,
+    "slurm": slurm,
+    "cpu-model": cpu_model,
+    "replay": replay,
+    "fake": fake,
+}
 
 
 @pytest.fixture(params=sorted(RIGS))
@@ -126,7 +170,7 @@ def test_a_channel_survives_json(rig: Rig) -> None:
         assert repr(again) == repr(channel)
 
 
-@pytest.mark.parametrize("rig", ["rapl", "nvml", "fake"], indirect=True)
+@pytest.mark.parametrize("rig", ["rapl", "nvml", "amd", "jetson", "fake"], indirect=True)
 def test_what_breaks_is_missing_with_a_note_and_the_rest_goes_on(rig: Rig) -> None:
     assert rig.break_it is not None
     rig.meter.notes()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -83,3 +84,19 @@ def test_a_command_that_needs_an_extra_says_which(installed, tmp_path, arguments
     refused = joulery(installed, tmp_path, *arguments)
     assert refused.returncode == 2
     assert f"pip install 'joulery[{extra}]'" in refused.stderr and "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_readme_leads_from_nothing_to_a_first_figure(tmp_path):
+    """Its own lines, in an empty home, without any variable of this session."""
+    (lines,) = re.findall(r"first figure:\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "PATH"}
+    done = subprocess.run(
+        ["bash", "-euc", lines], cwd=ROOT, env={**keep, "HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    if "hatchling" in done.stderr and done.returncode:
+        pytest.skip("no package index here")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"energy +[\d.]+ m?J ", done.stderr)
+    assert re.search(r"carbon +[\d.]+ [mµ]?g ", done.stderr)
+    assert list((tmp_path / "runs").glob("*"))

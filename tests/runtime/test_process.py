@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from joulery import __version__
-from joulery.app.schedule import start_watchdog
+from joulery.app.schedule import ScheduleRequest, start_watchdog
 from joulery.runtime.load import LoadPlan, start
 from joulery.runtime.process import spawn_process
 
@@ -30,7 +30,7 @@ def test_a_part_is_of_this_joulery_in_a_session_of_its_own(hostile: Path) -> Non
 
 
 def test_the_watchdog_of_a_scheduler_is_not_of_the_folder_either(hostile: Path) -> None:
-    with start_watchdog(hostile / "away.yaml", "slurm", 1.0, hostile / "log") as dog:
+    with start_watchdog(ScheduleRequest(hostile / "away.yaml"), "slurm", 1.0, hostile / "log") as dog:
         assert dog.wait(timeout=60) != 0
     said = (hostile / "log").read_text()
     assert "this one" not in said and "away.yaml" in said

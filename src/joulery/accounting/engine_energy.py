@@ -3,7 +3,8 @@
 The engine's joules between two readings of its counters belong to the models that moved tokens meanwhile, in
 proportion to their tokens (:data:`~joulery.accounting.token_energy.PROMPT_WEIGHT` for a token read, 1 for a token
 written); where the engine counts no tokens, to their computing time, else to their requests. While requests run and
-nothing moved, the joules wait for the next reading. Without a request they are the idle engine's. What was drawn across
+nothing moved, the joules wait for the next reading. Without a request they are the idle engine's, and so is at any time
+the known idle power of its GPUs. What was drawn across
 a restart of the engine, or while a meter was silent, is unattributed, and the tokens of that stretch are not counted:
 joules and tokens of a ratio are of the same stretches. Always ``models + idle + unattributed + pending = engine``.
 """
@@ -104,19 +105,21 @@ class EngineBook:
         """Joules that wait for tokens."""
         return self._pending.total.energy_j
 
-    def spend(self, energy_j: float, g_per_kwh: float, quality: Quality) -> None:
+    def spend(self, energy_j: float, g_per_kwh: float, quality: Quality, idle_j: float = 0.0) -> None:
         """Add joules of the engine's processes and devices.
 
         Args:
             energy_j: Joules; NaN where a meter was silent.
             g_per_kwh: Intensity meanwhile; NaN unknown.
             quality: Of the joules.
+            idle_j: Those among them that its devices would have drawn idle: in no model.
         """
         if math.isnan(energy_j):
             self._pending.known = False
             return
         self.total.add(energy_j, g_per_kwh)
-        self._pending.total.add(energy_j, g_per_kwh)
+        self.idle.add(idle_j, g_per_kwh)
+        self._pending.total.add(energy_j - idle_j, g_per_kwh)
         if energy_j > 0:
             self.quality = weakest((self.quality, quality))
 

@@ -2,8 +2,9 @@
 
 Always ``workloads + idle + unattributed = devices``. Processors are one device, whatever their number: a workload has
 its share of the processor time of all of them. Idle energy is the known idle power of the processors (``idle_w``);
-where that is not known, the share of the processor time that nothing used. A GPU belongs to the workloads with
-processes on it, by the busy time of each that the driver reports; without a process it is idle.
+where that is not known, the share of the processor time that nothing used. Of a GPU, the power that it was seen to draw
+when nothing computed is idle, and the rest belongs to the workloads with processes on it, by the busy time of each that
+the driver reports; without a process, or where none computed, all of it is idle.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class NodeUse:
         capacity_s: CPU seconds that the processors had.
         busy_s: CPU seconds of all processes; NaN unknown.
         cpu_s: CPU seconds of each workload.
+        idle_w: By GPU, its power when nothing computes on it, as far as it is known.
         boards: By GPU, the share of its busy time that each workload had (NaN where only the workloads are known); no
             entry in it where no process was there; None where the driver does not say.
     """
@@ -44,6 +46,7 @@ class NodeUse:
     busy_s: float
     cpu_s: Mapping[NodeWorkload, float]
     boards: Mapping[str, Mapping[NodeWorkload, float] | None] = field(default_factory=dict)
+    idle_w: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ def divide(energies: Sequence[tuple[Channel, float]], use: NodeUse) -> tuple[Div
             device = channel.device if channel.device.startswith("gpu:") else PROCESSORS
             pools.setdefault(device, []).append((channel, energy_j))
     return tuple(
-        _board(device, parts, use.boards.get(device)) if device != PROCESSORS else _processors(parts, use)
+        _board(device, parts, use.boards.get(device), use.idle_w.get(device, 0.0) * use.elapsed_s)
+        if device != PROCESSORS
+        else _processors(parts, use)
         for device, parts in pools.items()
     )
 
@@ -136,7 +141,7 @@ def _processors(parts: Sequence[tuple[Channel, float]], use: NodeUse) -> Divisio
 
 
 def _board(
-    device: str, parts: Sequence[tuple[Channel, float]], shares: Mapping[NodeWorkload, float] | None
+    device: str, parts: Sequence[tuple[Channel, float]], shares: Mapping[NodeWorkload, float] | None, floor_j: float
 ) -> Division:
     total_j = math.fsum(energy_j for _, energy_j in parts)
     quality = weakest(channel.quality for channel, _ in parts)
@@ -147,7 +152,8 @@ def _board(
             return Division(device, quality, total_j, {}, 0.0, total_j)
         shares = dict.fromkeys(shares, 1.0)
     held = max(1.0, math.fsum(shares.values()))
-    workloads = {name: total_j * share / held for name, share in shares.items() if share > 0}
+    above_j = max(0.0, total_j - floor_j)
+    workloads = {name: above_j * share / held for name, share in shares.items() if share > 0}
     idle_j = max(0.0, total_j - math.fsum(workloads.values()))
     return Division(device, quality, total_j, workloads, idle_j if idle_j > 1e-12 * total_j else 0.0, 0.0)
 

@@ -87,6 +87,25 @@ def within(jobs: Sequence[PastJob], since_s: float) -> tuple[PastJob, ...]:
     return tuple(kept)
 
 
+def split_at(jobs: Sequence[PastJob], next_edge_s: Callable[[float], float]) -> tuple[PastJob, ...]:
+    """The jobs cut at edges such as the end of each month: measured energy by its share of the time.
+
+    The pieces of a job add up to it; a piece begins where the one before ends.
+
+    Args:
+        jobs: Past jobs.
+        next_edge_s: The first edge after a time, Unix seconds.
+    """
+    pieces: list[PastJob] = []
+    for job in jobs:
+        begin_s = job.start_s
+        while (edge_s := next_edge_s(begin_s)) < job.end_s:
+            pieces.append(_piece(job, begin_s, edge_s))
+            begin_s = edge_s
+        pieces.append(job if begin_s == job.start_s else _piece(job, begin_s, job.end_s))
+    return tuple(pieces)
+
+
 def past_use(
     jobs: Sequence[PastJob], power: HeldPower, carbon: CarbonSeries | None, by: Callable[[PastJob], str]
 ) -> tuple[PastUse, ...]:
@@ -145,3 +164,9 @@ def _use(key: str, jobs: Sequence[PastJob], energy: FloatArray, measured: FloatA
 def _cut(job: PastJob, since_s: float, share: float) -> PastJob:
     measured_j, submit_s = job.measured_j * share, job.submit_s if math.isnan(job.submit_s) else since_s
     return replace(job, submit_s=submit_s, start_s=since_s, elapsed_s=job.end_s - since_s, measured_j=measured_j)
+
+
+def _piece(job: PastJob, begin_s: float, end_s: float) -> PastJob:
+    elapsed_s = end_s - begin_s
+    measured_j = job.measured_j * (elapsed_s / job.elapsed_s)
+    return replace(job, start_s=begin_s, end_s=end_s, elapsed_s=elapsed_s, measured_j=measured_j)

@@ -94,9 +94,28 @@ def examine(machine: MachineReport | None = None) -> tuple[Check, ...]:
     return (*found, *shares(), *settings(machine), *(gpu_settings() if boards else ()), *carbon(machine.environ))
 
 
+_METERS = (
+    ("rapl", "CPU energy counters"),
+    ("nvml", "NVIDIA GPUs"),
+    ("amd", "AMD GPUs"),
+    ("jetson", "Jetson modules"),
+    ("ipmi", "the host's BMC"),
+    ("cpu-model", "CPU power model"),
+)
+_REMOTE = (
+    ("slurm", "Slurm's reading of the node", "--meter slurm, where AcctGatherEnergyType is set"),
+    ("dcgm", "NVIDIA's DCGM exporter", "--meter dcgm:http://localhost:9400/metrics"),
+    (
+        "redfish",
+        "the host's BMC over the network",
+        "--meter redfish:https://BMC, with REDFISH_USER and REDFISH_PASSWORD",
+    ),
+)
+
+
 def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
     """What measures energy here."""
-    for kind, what in (("rapl", "CPU energy counters"), ("nvml", "NVIDIA GPUs"), ("cpu-model", "CPU power model")):
+    for kind, what in _METERS:
         try:
             meter = open_(MeterSpec(kind))
         except CapabilityError as error:
@@ -106,6 +125,8 @@ def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
         detail = f"{watts}; {'; '.join(meter.notes())}".removesuffix("; ")
         meter.close()
         yield Check("energy", f"{kind} ({what})", Status.PARTLY if kind == "cpu-model" else Status.OK, detail)
+    for kind, what, how in _REMOTE:
+        yield Check("energy", f"{kind} ({what})", Status.ABSENT, f"not asked now; {how}")
     yield sampler()
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class AgentConfig:
         folder: Where energy is left.
         node: Name of this node, for the file there.
         only: Meter only the jobs that Slurm started under this name; all when empty.
+        cluster: Meter only the jobs of the Slurm of this name; all when empty.
         meters: Which meters to open; None for the preferred ones of this machine.
         times: How often.
         prolog: Folder in which a prolog leaves the GPUs of each job.
@@ -51,6 +53,7 @@ class AgentConfig:
     prolog: str | None = None
     progress: tuple[str, str] | None = None
     limits: LimitsConfig | None = None
+    cluster: str = ""
 
     def to_json(self) -> str:
         """The configuration as one command-line argument."""
@@ -92,21 +95,22 @@ def run_node_agent(config: AgentConfig, say: Callable[[Mapping[str, Any]], None]
             from joulery.adapters.clusters.progress import open_progress_socket
 
             path, folder = map(Path, config.progress)
-            stack.callback(open_progress_socket(path, folder, job_of).close)
+            owner = partial(job_of, cluster=config.cluster)
+            stack.callback(open_progress_socket(path, folder, owner).close)
         prolog = None if config.prolog is None else Path(config.prolog)
-        meter = node_meter(config.meters, config.only, prolog)
+        placements = partial(node_placements, prolog=prolog, node=config.only, cluster=config.cluster)
+        meter = node_meter(config.meters, placements)
         stack.callback(meter.close)
         spool = SpoolWriter(Path(config.folder), config.node, f"{time.time_ns():x}", machine=machine_id())
         stop = stack.enter_context(stopped_by_signals())
         if config.limits is not None:
-            stack.enter_context(node_limits(config.limits, config.only, prolog, say, stop))
+            stack.enter_context(node_limits(config.limits, placements, say, stop))
         run_agent(meter, spool, config.times, say, stop)
 
 
 def node_limits(
     config: LimitsConfig,
-    node: str,
-    prolog: Path | None,
+    placements: Callable[[], tuple[Placement, ...]],
     say: Callable[[Mapping[str, Any]], None],
     stop: threading.Event,
 ) -> AbstractContextManager[None]:
@@ -114,9 +118,7 @@ def node_limits(
     from joulery.app.power_limits import job_limits
 
     folder = Path(os.devnull) if config.progress is None else Path(config.progress)
-    return job_limits(
-        config, lambda: node_placements(prolog=prolog, node=node), lambda job: folder / str(job), say, stop
-    )
+    return job_limits(config, placements, lambda job: folder / str(job), say, stop)
 
 
 def job_meter(
@@ -145,21 +147,16 @@ def job_meter(
     return JobMeter(opened.meters, MachineShares(busy, tree, slots), placements)  # type: ignore[arg-type]
 
 
-def node_meter(specs: Sequence[MeterSpec] | None, node: str, prolog: Path | None) -> JobMeter:
+def node_meter(specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple[Placement, ...]]) -> JobMeter:
     """The meters of this node of Slurm, split by job.
 
     Args:
         specs: Which; None for the preferred ones of this machine.
-        node: Only jobs that Slurm started under this name; all when empty.
-        prolog: Folder in which a prolog leaves the GPUs of each job.
+        placements: Where its jobs run now.
 
     Raises:
         CapabilityError: No meter answers.
     """
-
-    def placements() -> tuple[Placement, ...]:
-        return node_placements(prolog=prolog, node=node)
-
     try:
         slots = len(machine_gpus())
     except CapabilityError:

@@ -7,20 +7,21 @@ import io
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
-from joulery.accounting.past import HeldPower, PastUse, past_use, within
+from joulery.accounting.past import HeldPower, PastUse, past_use, split_at, within
 from joulery.adapters.clusters.sacct import read_sacct
 from joulery.app.wiring.carbon import source_from_flags
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.cluster import PastJob
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
+from joulery.months import month_of, next_month_s
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.savings import BASE as BASE
 from joulery.sim.training.savings import Savings as Savings
@@ -28,6 +29,10 @@ from joulery.sim.training.savings import Spread as Spread
 from joulery.sim.training.savings import most_at_once, savings
 from joulery.sim.training.study import scheme as scheme
 from joulery.store.files import disk_errors, write_atomically
+
+BY = ("owner", "account", "partition", "state", "name", "month")
+"""Keys that past jobs can be grouped by."""
+_SEPARATOR = " / "
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +42,12 @@ class PastJobsRequest:
     Attributes:
         file: What sacct printed.
         since_s: Only the last so many seconds; None for everything.
-        by: ``owner``, ``account``, ``partition``, ``state`` or ``name``.
+        by: Some of :data:`BY`, separated by commas. With ``month`` jobs are cut at the end of each month.
         gpu_w, cpu_w, node_w: Power of what jobs held; no GPU power only where the cluster measured every job.
         pue: Facility energy per IT energy.
         timezone: Of the stamps in the file; None for this machine's.
         carbon: Flags of the source of intensity; empty for none.
+        month: Only what jobs used in this calendar month, as ``2026-11``; None for all.
     """
 
     file: Path
@@ -53,6 +59,7 @@ class PastJobsRequest:
     pue: float
     timezone: str | None
     carbon: Mapping[str, str]
+    month: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class PastReport:
         left_out: Number of rows left out, by reason.
         notes: Remarks for the reader, one sentence each.
         intensity: Over the time of the jobs; None where no source was named.
+        by: The keys of the grouping.
+        values: The value of each key, by the rows' key.
     """
 
     uses: tuple[PastUse, ...]
@@ -74,15 +83,21 @@ class PastReport:
     left_out: Mapping[str, int]
     notes: tuple[str, ...]
     intensity: CarbonSeries | None = None
+    by: tuple[str, ...] = ()
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """JSON-ready; grams are null where no intensity is known."""
         return {
-            "rows": [_row(use) for use in self.uses],
+            "rows": [_row(use) | self.keys_of(use) for use in self.uses],
             "total": _row(self.total),
             "left_out": dict(self.left_out),
             "notes": list(self.notes),
         }
+
+    def keys_of(self, use: PastUse) -> dict[str, str]:
+        """The keys of a row with their values; empty where there is one key alone, which is the row's."""
+        return dict(zip(self.by, self.values[use.key], strict=True)) if len(self.by) > 1 else {}
 
 
 def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastReport:
@@ -107,10 +122,30 @@ def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastRepo
         )
     power = HeldPower(wanted.gpu_w or 0.0, wanted.cpu_w, wanted.node_w, wanted.pue)
     carbon = _carbon(wanted.carbon, jobs)
-    uses = past_use(jobs, power, carbon, lambda job: str(getattr(job, wanted.by)))
-    (total,) = past_use(jobs, power, carbon, lambda _: "total")
+    by, zone = tuple(wanted.by.split(",")), _zone(wanted.timezone)
+    pieces = split_at(jobs, lambda t_s: next_month_s(t_s, zone)) if "month" in by or wanted.month else tuple(jobs)
+    if wanted.month is not None:
+        pieces = _of_month(pieces, wanted.month, zone, wanted.file)
+    values = {_SEPARATOR.join(parts): parts for parts in {_values(piece, by, zone) for piece in pieces}}
+    uses = past_use(pieces, power, carbon, lambda job: _SEPARATOR.join(_values(job, by, zone)))
+    if "month" in by:
+        uses = tuple(sorted(uses, key=lambda use: values[use.key][by.index("month")]))
+    (total,) = past_use(pieces, power, carbon, lambda _: "total")
+    total = replace(total, jobs=len({(job.id, job.submit_s) for job in pieces}) if pieces != jobs else total.jobs)
     notes = (*log.notes, *_notes(log.left_out, total, power, carbon))
-    return PastReport(uses, total, tuple(jobs), log.left_out, notes, carbon)
+    return PastReport(uses, total, tuple(jobs), log.left_out, notes, carbon, by, values)
+
+
+def _values(job: PastJob, by: tuple[str, ...], zone: ZoneInfo | None) -> tuple[str, ...]:
+    return tuple(month_of(job.start_s, zone) if key == "month" else str(getattr(job, key)) for key in by)
+
+
+def _of_month(pieces: Sequence[PastJob], month: str, zone: ZoneInfo | None, file: Path) -> tuple[PastJob, ...]:
+    kept = tuple(piece for piece in pieces if month_of(piece.start_s, zone) == month)
+    if not kept:
+        known = sorted({month_of(piece.start_s, zone) for piece in pieces})
+        raise DataError(f"no job ran in {month}", file=str(file), hint=f"jobs ran from {known[0]} to {known[-1]}")
+    return kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

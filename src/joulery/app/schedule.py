@@ -27,6 +27,7 @@ from joulery.app.wiring.cluster import (
     jobs_of,
     local_backend,
     machine_slots,
+    one_cluster,
     site_intensity,
 )
 from joulery.config.jobs import JobsConfig
@@ -44,6 +45,7 @@ from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_sign
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, release_all
 from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.usage import SEPARATOR as SEPARATOR
 from joulery.runtime.schedule.usage import LiveUse as LiveUse
 from joulery.runtime.schedule.usage import ended_jobs, live_state
 from joulery.runtime.schedule.usage import used_by as used_by
@@ -68,6 +70,7 @@ class ScheduleRequest:
         mode: advise, shadow or act.
         once: One round and its actions instead of a loop.
         argv: The command line, for the manifest.
+        cluster: Which of the site's clusters; None where it has one.
     """
 
     site: Path
@@ -75,6 +78,7 @@ class ScheduleRequest:
     mode: Mode | None = None
     once: bool = False
     argv: Sequence[str] = ()
+    cluster: str | None = None
 
 
 def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> None:
@@ -89,7 +93,7 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
         ConfigError: The site is wrong, or another scheduler holds its state folder.
         CapabilityError: The cluster cannot be used from here.
     """
-    site = load(request.site)
+    site = one_cluster(load(request.site), request.cluster)
     jobs = _with_backend(jobs_of(site), request.backend)
     site = site.model_copy(update={"jobs": jobs})
     mode = request.mode or site.mode
@@ -110,7 +114,7 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
             acts = mode is Mode.ACT and jobs.backend != "local"
             limits = None if request.once else limits_config(jobs)
             patience_s = 2 * jobs.quantum_s + jobs.patience_s if request.once else jobs.patience_s
-            watchdog = start_watchdog(request.site, jobs.backend, patience_s, folder / "watchdog.log") if acts else None
+            watchdog = start_watchdog(request, jobs.backend, patience_s, folder / "watchdog.log") if acts else None
             if request.once:
                 run_one_round(scheduler, jobs.poll_s, jobs.grace_s, stop)
                 return
@@ -178,11 +182,13 @@ def _own_limits(
     )
 
 
-def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> subprocess.Popen[bytes]:
+def start_watchdog(request: ScheduleRequest, backend: str, patience_s: float, log: Path) -> subprocess.Popen[bytes]:
     """Start the watchdog of a site in a session of its own: a signal to the scheduler's group does not end it."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            process_command("joulery.app.schedule_watchdog", str(site), backend, str(patience_s)),
+            process_command(
+                "joulery.app.schedule_watchdog", str(request.site), backend, str(patience_s), request.cluster or ""
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -191,13 +197,13 @@ def start_watchdog(site: Path, backend: str, patience_s: float, log: Path) -> su
         )
 
 
-def release_now(site_file: Path, backend_kind: str | None) -> list[int]:
+def release_now(site_file: Path, backend_kind: str | None, cluster: str | None = None) -> list[int]:
     """Release every job that joulery holds, while no scheduler runs.
 
     Raises:
         ConfigError: A scheduler runs.
     """
-    jobs = _with_backend(jobs_of(load(site_file)), backend_kind)
+    jobs = _with_backend(jobs_of(one_cluster(load(site_file), cluster)), backend_kind)
     with _closing(cluster_backend(jobs)) as backend, SchedulerLock(jobs.state.absolute()):
         return release_all(backend)
 
@@ -225,7 +231,7 @@ def submit_job(
     Raises:
         ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
     """
-    jobs = jobs_of(site)
+    jobs = jobs_of(one_cluster(site, None))
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/how-to/slurm.md")
     slots = len(machine_slots(jobs.slots))
@@ -238,25 +244,34 @@ def submit_job(
     return JobBook(jobs.state).add({**job, **sizes, **times})
 
 
-def cancel_job(site: Site, job: int) -> str:
+def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
     """End a job of this machine for good and return its state.
 
     Raises:
         ConfigError: The jobs are Slurm's.
         ActuationError: There is no such job, or it is over.
     """
-    jobs = jobs_of(site)
+    jobs = jobs_of(one_cluster(site, cluster))
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are cancelled with scancel", got=f"--cancel {job}", hint=f"scancel {job}")
     return local_backend(jobs).cancel(job)
 
 
-def list_jobs(site: Site) -> list[dict[str, Any]]:
+def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
     """One row for each job that is not over or ended within a day; unknown values are None.
 
+    Args:
+        site: The site.
+        cluster: One of its clusters; all when None, each row with its ``cluster``.
+
     Raises:
-        CapabilityError: The cluster does not answer.
+        CapabilityError: A cluster does not answer.
+        ConfigError: There is no such cluster.
     """
+    if cluster is None and len(site.clusters) > 1:
+        names = [one.name for one in site.clusters]
+        return [{"cluster": name, **row} for name in names for row in list_jobs(site, name)]
+    site = one_cluster(site, cluster)
     jobs = jobs_of(site)
     with _closing(cluster_backend(jobs)) as backend:
         snapshot = backend.snapshot()

@@ -1,6 +1,6 @@
 """The watchdog process of ``joulery schedule``: it outlives the scheduler and releases its holds.
 
-Run as ``python -m joulery.app.schedule_watchdog SITE BACKEND PATIENCE_S``.
+Run as ``python -m joulery.app.schedule_watchdog SITE BACKEND PATIENCE_S [CLUSTER]``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from joulery.app.wiring.cluster import cluster_backend, jobs_of
+from joulery.app.wiring.cluster import cluster_backend, jobs_of, one_cluster
 from joulery.config.parsing.reading import load
 from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
 
@@ -18,7 +18,8 @@ from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
 def main(arguments: list[str]) -> int:
     """Watch the scheduler of one site until it is gone or another watchdog takes over."""
     site, kind, patience_s = Path(arguments[0]), arguments[1], float(arguments[2])
-    jobs = jobs_of(load(site)).model_copy(update={"backend": kind})
+    cluster = arguments[3] if len(arguments) > 3 and arguments[3] else None
+    jobs = jobs_of(one_cluster(load(site), cluster)).model_copy(update={"backend": kind})
     folder = jobs.state.absolute()
     on_duty = take_over(folder / "watchdog.pid", os.getpid())
     watch(SchedulerLock(folder), patience_s, lambda: cluster_backend(jobs), _say, relieved=lambda: not on_duty())

@@ -78,6 +78,9 @@ class GreenConfig(Section):
     delay_ratio: Annotated[float, Field(ge=0)] | None = None
     """A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of what a slot of
     the median job emits in an hour; the kind's own (0.6, as published deadlines are ignored) when left out."""
+    order: Literal["observed", "service", "first-come"] | None = None
+    """Order of service: by the carbon that jobs have caused (service), by submission (first-come), or by whichever the
+    lengths of the jobs that ended call for; the kind's own (observed, as published service) when left out."""
     node_slots: Annotated[int, Field(ge=1)] | None = None
     """Slots of a node: beyond one node jobs grow by whole nodes; slot by slot when left out."""
 
@@ -133,6 +136,11 @@ class SlurmRestConfig(Section):
 class SlurmConfig(Section):
     """Which jobs of Slurm to schedule, and how (backend slurm)."""
 
+    conf: Annotated[OutputPath, Field(strict=False)] | None = None
+    """Its slurm.conf, for the commands and the agent ($SLURM_CONF); theirs when left out."""
+    cluster: Name | None = None
+    """ClusterName of its slurm.conf: the scheduler refuses another one, and an agent meters only jobs of it. Under
+    clusters it is the entry's name."""
     partitions: tuple[Name, ...] = ()
     """Partitions to schedule; all when left out. Jobs of other partitions are left alone."""
     user_range: bool = True
@@ -196,3 +204,12 @@ class JobsConfig(Section):
         if self.poll_s > self.quantum_s:
             raise problem("must not be longer than the quantum", expected=f"at most {self.quantum_s:g} s", at=("poll",))
         return self
+
+
+class ClusterConfig(Section):
+    """One of several clusters."""
+
+    name: Name
+    """What it is called; with backend slurm the ClusterName of its slurm.conf. Folders are named by it."""
+    jobs: JobsConfig
+    """Its training jobs, as the section jobs of a site with one cluster."""

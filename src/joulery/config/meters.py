@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from joulery.config.parsing.problem import problem
+from joulery.config.parsing.problem import nearest, problem
 from joulery.config.parsing.quantity import Ratio, Seconds, Watts
 from joulery.config.parsing.section import Section
 
-MeterName = Literal["rapl", "nvml", "cpu-model"]
+PLAIN = ("rapl", "nvml", "amd", "jetson", "ipmi", "slurm", "cpu-model")
+"""Meters that need nothing but their name."""
+_WITH_OPTIONS = re.compile(r"dcgm(:.+)?|redfish:.+|jetson:.+|slurm:.+")
+
+
+def _known(name: str) -> str:
+    if name in PLAIN or _WITH_OPTIONS.fullmatch(name):
+        return name
+    near = nearest(name.partition(":")[0], (*PLAIN, "dcgm", "redfish"))
+    raise problem(
+        "is not a meter",
+        expected=", ".join((*PLAIN, "dcgm:URL", "redfish:URL", "jetson:RAIL+RAIL", "slurm:NODE")),
+        hint=f"did you mean {near}?" if near and near != name else "",
+    )
+
+
+MeterName = Annotated[str, AfterValidator(_known)]
 
 
 class CpuModelConfig(Section):
@@ -33,8 +50,14 @@ class CpuModelConfig(Section):
 class MetersConfig(Section):
     """Which meters, in order of preference, and how often they are read."""
 
-    use: Annotated[tuple[MeterName, ...], Field(min_length=1)] = ("rapl", "nvml", "cpu-model")
-    """The meters to try; each device is read by the first that can."""
+    use: Annotated[tuple[MeterName, ...], Field(min_length=1)] = (
+        "rapl",
+        "nvml",
+        "amd",
+        "jetson",
+        "cpu-model",
+    )
+    """The meters to try, named as on the command line; each device is read by the first that can."""
     period_s: Seconds = Field(alias="period", default=0.1)
     """Sampling period, such as 100 ms."""
     cpu_model: CpuModelConfig | None = None

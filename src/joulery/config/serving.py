@@ -90,6 +90,8 @@ class ServingConfig(Section):
 
     listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:8080"
     """host:port; port 0 takes a free one."""
+    grpc: Annotated[str, AfterValidator(_check_address)] | None = None
+    """host:port of the Open Inference Protocol over gRPC (pip install 'joulery[grpc]'); none when left out."""
     token: Annotated[SecretStr, AfterValidator(_check_token)] | None = None
     """Bearer token that every request must carry; better kept in a file: token_file."""
     token_file: InputFile | None = None
@@ -113,9 +115,11 @@ class ServingConfig(Section):
     def _token_beyond_loopback(self) -> ServingConfig:
         if self.token is not None and self.token_file is not None:
             raise problem("give token or token_file, not both", at=("token_file",))
-        if not is_loopback(self.host) and self.token is None and self.token_file is None:
-            hint = "add serving.token_file, or listen on 127.0.0.1"
-            raise problem("listening beyond this machine needs a token", hint=hint, at=("listen",))
+        if self.token is None and self.token_file is None:
+            for key, where in (("listen", self.listen), ("grpc", self.grpc)):
+                if where is not None and not is_loopback(split_address(where)[0]):
+                    hint = "add serving.token_file, or listen on 127.0.0.1"
+                    raise problem("listening beyond this machine needs a token", hint=hint, at=(key,))
         return self
 
     @property

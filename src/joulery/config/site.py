@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from joulery.config.carbon import CarbonConfig
 from joulery.config.fleet import FleetConfig
-from joulery.config.jobs import JobsConfig
+from joulery.config.jobs import ClusterConfig, JobsConfig
 from joulery.config.language import LanguageFamilyConfig, LanguageModelConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.meters import MetersConfig
@@ -60,6 +60,8 @@ class Site(Section):
     """Where the gateway listens."""
     jobs: JobsConfig | None = None
     """Training jobs."""
+    clusters: tuple[ClusterConfig, ...] = ()
+    """Several clusters, each with its jobs, instead of jobs."""
     load: LoadConfig | None = None
     """What joulery up sends to its own gateway, to one service; other services may have a load of their own."""
 
@@ -84,7 +86,24 @@ class Site(Section):
         self._pods_fit()
         self._splits_can_be_kept()
         self._families_have_their_models()
+        self._clusters_are_apart()
         return self
+
+    def _clusters_are_apart(self) -> None:
+        """Clusters have names and state folders of their own."""
+        unique([cluster.name for cluster in self.clusters], ("clusters",))
+        if self.clusters and self.jobs is not None:
+            raise problem("is one cluster's, and clusters lists others", hint="list it under clusters", at=("jobs",))
+        states: dict[str, str] = {}
+        for number, cluster in enumerate(self.clusters):
+            at = ("clusters", number, "jobs")
+            own = cluster.jobs.slurm.cluster
+            if own not in (None, cluster.name):
+                raise problem("is not the entry's name", expected=cluster.name, at=(*at, "slurm", "cluster"))
+            if "state" not in cluster.jobs.model_fields_set:
+                continue
+            if (other := states.setdefault(str(cluster.jobs.state), cluster.name)) != cluster.name:
+                raise problem(f"is the state folder of cluster {other}", hint="give each its own", at=(*at, "state"))
 
     def _families_have_their_models(self) -> None:
         """Each model of a language family is listed, and no name stands for two things."""

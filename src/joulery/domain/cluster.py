@@ -74,6 +74,7 @@ class ClusterJob:
         memory_per_slot_bytes: Memory it needs beside each slot.
         deadline_s: When its owner needs it at the latest, Unix seconds; infinite for no deadline.
         limit_s: Longest time it runs on its shape, as its owner states; NaN where unknown.
+        account: The account that its use is charged to; empty where the cluster has none.
     """
 
     id: int
@@ -112,6 +113,7 @@ class ClusterJob:
     memory_per_slot_bytes: float = 0.0
     deadline_s: float = math.inf
     limit_s: float = field(default=float("nan"))
+    account: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:

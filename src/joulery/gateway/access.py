@@ -13,8 +13,12 @@ from joulery.gateway.tls import TlsFiles
 MIN_TOKEN_LENGTH = 8
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, pointer: str = "listen") -> tuple[str, int]:
     """Host and port of ``host:port``, ``[v6]:port`` or ``:port`` (loopback).
+
+    Args:
+        text: As it was written.
+        pointer: Where, for the error.
 
     Raises:
         ConfigError: It is no such address.
@@ -23,7 +27,7 @@ def address(text: str) -> tuple[str, int]:
         return split_address(text)
     except PydanticCustomError as error:
         raise ConfigError(
-            "not an address", pointer="listen", got=text, expected="HOST:PORT such as 127.0.0.1:8080"
+            "not an address", pointer=pointer, got=text, expected="HOST:PORT such as 127.0.0.1:8080"
         ) from error
 
 

@@ -60,6 +60,9 @@ OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
 MONITORING_PATHS = ("/metrics", "/v2/health/ready")
 """What Prometheus and probes ask for: open as well where the site says so (``serving.open_monitoring``)."""
 
+EXTENSIONS = ("binary_tensor_data",)
+"""Of the protocol, what this server has beside its core."""
+
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
 _NAN = float("nan")
@@ -209,22 +212,18 @@ class Gateway:
                 answer = render(service, response.variant, call, response.outputs)
             except DataError as error:
                 raise RequestError(str(error), Outcome.FAILED, variant=response.variant) from error
-            share = self._share(service, response.variant, response.cpu_s, response.service_s, response.end_s)
+            share = self.charge(service, response)
             sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
             await reply(send, exchange, 200, answer.body, sent)
-            if call.id:
-                self.feedback.answered(service, call.id, response.variant)
-            if self.sample is not None:
-                self.sample(service, call.request)
-            self._record(_answered(service, arrival_s, response, share))
+            self.answered(service, call.id, call.request, arrival_s, response, share)
         except RequestError as error:
             await self._fail(send, exchange, service, arrival_s, error)
         except asyncio.CancelledError:
             # Either the client has gone, or a stop has waited long enough; this task ends here in both cases.
             if exchange is not None and exchange.lost:
-                self._record(_failed(service, arrival_s, RequestError("", Outcome.CANCELLED), None))
+                self.failed(service, arrival_s, RequestError("", Outcome.CANCELLED))
             else:
                 gone = RequestError("the gateway is closing", Outcome.UNAVAILABLE)
                 await self._fail(send, exchange, service, arrival_s, gone)
@@ -246,9 +245,7 @@ class Gateway:
     async def _fail(
         self, send: Send, exchange: Exchange | None, service: str, arrival_s: float, error: RequestError
     ) -> None:
-        share = None
-        if error.variant and error.cpu_s > 0:
-            share = self._share(service, error.variant, error.cpu_s, error.service_s, unix_s())
+        share = self.failed(service, arrival_s, error)
         headers: Headers = [_JSON]
         if error.variant:
             headers += self._cost(error.variant, share)
@@ -258,10 +255,36 @@ class Gateway:
         if isinstance(error, RefusedError):
             status, headers, last = error.status, headers + error.headers, True
         await reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
-        self._record(_failed(service, arrival_s, error, share))
 
-    def _share(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
-        return None if self.attribute is None else self.attribute(service, variant, cpu_s, service_s, end_s)
+    def charge(self, service: str, response: InferResponse) -> EnergyShare | None:
+        """What an answer is charged; None where that is unknown."""
+        if self.attribute is None:
+            return None
+        return self.attribute(service, response.variant, response.cpu_s, response.service_s, response.end_s)
+
+    def answered(
+        self,
+        service: str,
+        call_id: str | None,
+        request: InferRequest,
+        arrival_s: float,
+        response: InferResponse,
+        share: EnergyShare | None,
+    ) -> None:
+        """Record a request whose answer has been given: for labels, samples and telemetry."""
+        if call_id:
+            self.feedback.answered(service, call_id, response.variant)
+        if self.sample is not None:
+            self.sample(service, request)
+        self._record(_answered(service, arrival_s, response, share))
+
+    def failed(self, service: str, arrival_s: float, error: RequestError) -> EnergyShare | None:
+        """Record a request that got no answer; what it is charged all the same."""
+        share = None
+        if self.attribute is not None and error.variant and error.cpu_s > 0:
+            share = self.attribute(service, error.variant, error.cpu_s, error.service_s, unix_s())
+        self._record(_failed(service, arrival_s, error, share))
+        return share
 
     def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
         """Which variant it was and what it cost; what is not known is not there."""
@@ -287,28 +310,44 @@ class Gateway:
         """Status and body of everything under ``/v2`` that is not inference."""
         match parts[2:]:
             case [] | [""]:
-                return 200, {"name": "joulery", "version": __version__, "extensions": ["binary_tensor_data"]}
+                return 200, {"name": "joulery", "version": __version__, "extensions": list(EXTENSIONS)}
             case ["health", "live"]:
                 return 200, {"live": True}
             case ["health", "ready"]:
-                ready = self._ready()
+                ready = self.ready
                 return 200 if ready else 503, {"live": True, "ready": ready}
             case ["models", *_]:
                 service, variant = _model_of(parts)
-                views = self._views(service, variant)
                 if parts[-1] == "ready":
-                    ready = any(view.state is ReplicaState.READY for view in views)
+                    ready = self.model_ready(service, variant)
                     return 200 if ready else 503, {"name": service, "ready": ready}
-                return 200, _metadata(service, views)
+                return 200, self.model_metadata(service, variant)
         raise RefusedError(404, f"there is nothing at {'/'.join(parts)}")
 
-    def _ready(self) -> bool:
+    @property
+    def ready(self) -> bool:
         """Whether every service has a replica that can answer."""
         views = self.engine.replicas()
         ready = {view.spec.service for view in views if view.state is ReplicaState.READY}
         if self.text is not None:
             return self.text.ready and ready == {view.spec.service for view in views}
         return bool(views) and ready == {view.spec.service for view in views}
+
+    def model_ready(self, service: str, variant: str = "") -> bool:
+        """Whether a replica of a service, or of one of its variants, can answer.
+
+        Raises:
+            RefusedError: There is no such service or variant.
+        """
+        return any(view.state is ReplicaState.READY for view in self._views(service, variant))
+
+    def model_metadata(self, service: str, variant: str = "") -> dict[str, Any]:
+        """A model's metadata: what its newest ready replica declares.
+
+        Raises:
+            RefusedError: There is no such service or variant.
+        """
+        return _metadata(service, self._views(service, variant))
 
     def _views(self, service: str, variant: str) -> list[ReplicaView]:
         views = [view for view in self.engine.replicas() if view.spec.service == service]
@@ -321,7 +360,6 @@ class Gateway:
 
 
 def _metadata(service: str, views: list[ReplicaView]) -> dict[str, Any]:
-    """A model's metadata: what its newest ready replica declares."""
     shown = max(views, key=lambda view: (view.state is ReplicaState.READY, view.platform != ""))
     inputs, outputs = (
         [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in side]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,24 @@ class BodyReader:
         """A body that ``read`` returned is done with."""
         self.held_bytes -= len(body)
 
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Hold a request that was read elsewhere, for as long as it is answered.
+
+        Args:
+            size: Its length in bytes.
+
+        Raises:
+            RefusedError: Too much is held already.
+        """
+        self.held_bytes += size
+        try:
+            if self.held_bytes > self.limits.held_bytes:
+                raise self._too_much()
+            yield
+        finally:
+            self.held_bytes -= size
+
     async def read(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body, held until it is given back.
 
@@ -83,12 +102,7 @@ class BodyReader:
                 if size > self.limits.body_bytes:
                     raise self._too_large()
                 if self.held_bytes > self.limits.held_bytes:
-                    raise RefusedError(
-                        503,
-                        "too much is being received at once",
-                        (b"retry-after", b"1"),
-                        outcome=Outcome.OVERLOADED,
-                    )
+                    raise self._too_much()
                 if message["type"] == "http.disconnect":
                     raise RequestError("the client went away while it sent its request", Outcome.CANCELLED)
                 if not message.get("more_body", False):
@@ -98,6 +112,11 @@ class BodyReader:
                 self.held_bytes -= size
                 raise
             pieces.append(message.get("body", b""))
+
+    @staticmethod
+    def _too_much() -> RefusedError:
+        message = "too much is being received at once"
+        return RefusedError(503, message, (b"retry-after", b"1"), outcome=Outcome.OVERLOADED)
 
     def _too_large(self) -> RefusedError:
         return RefusedError(413, f"the body is longer than {self.limits.body_bytes} bytes")

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 import uvicorn
@@ -229,6 +229,23 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
+class BesideServer(Protocol):
+    """A server of another protocol that shares the life of the HTTP server."""
+
+    @property
+    def address(self) -> str:
+        """Where clients find it, host:port."""
+        ...
+
+    async def start(self) -> None:
+        """Listen."""
+        ...
+
+    async def stop(self) -> None:
+        """Take no more requests, let running ones finish."""
+        ...
+
+
 class GatewayServer:
     """An application on a port. Use ``start`` and ``stop`` on one event loop.
 
@@ -239,6 +256,7 @@ class GatewayServer:
         limits: What clients may take.
         protected: Whether the application asks for a token.
         tls: Its certificate and key; None for plain HTTP.
+        beside: Another server of the same gateway (gRPC): it starts after this one and stops with it.
 
     Raises:
         ConfigError: It would listen beyond this machine without a token.
@@ -253,18 +271,15 @@ class GatewayServer:
         limits: ServerLimits = ServerLimits(),
         protected: bool = False,
         tls: TlsFiles | None = None,
+        beside: BesideServer | None = None,
     ) -> None:
-        if not protected and not is_loopback(host):
-            raise ConfigError(
-                "listening beyond this machine needs a token",
-                pointer="serving.listen",
-                got=host,
-                hint="add serving.token_file, or listen on 127.0.0.1",
-            )
+        if not protected:
+            only_loopback(host, "serving.listen")
         self.host = host
         self.port = port
         self.limits = limits
         self.tls = tls
+        self.beside = beside
         self._app = app
         self._server: _QuietServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -274,6 +289,11 @@ class GatewayServer:
         """Where clients find it."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
+
+    @property
+    def beside_address(self) -> str:
+        """host:port of the server beside it; empty without one."""
+        return "" if self.beside is None else self.beside.address
 
     async def start(self) -> None:
         """Listen.
@@ -315,6 +335,12 @@ class GatewayServer:
         listening.cancel()
         if serving.done():
             await serving
+        if self.beside is not None:
+            try:
+                await self.beside.start()
+            except BaseException:
+                await self.stop()
+                raise
 
     async def stop(self) -> None:
         """Take no more connections, let running requests finish within ``drain_s``. Safe to call twice."""
@@ -323,7 +349,8 @@ class GatewayServer:
         self._server.should_exit = True
         serving, sweeping = self._tasks
         sweeping.cancel()
-        await asyncio.gather(serving, sweeping, return_exceptions=True)
+        beside = [] if self.beside is None else [self.beside.stop()]
+        await asyncio.gather(serving, sweeping, *beside, return_exceptions=True)
         self._server = None
 
     async def wait(self) -> None:
@@ -347,6 +374,21 @@ class GatewayServer:
                 # A client with a next request behind its last one is kept waiting by the server.
                 if not connection.flow.read_paused:
                     connection.transport.abort()
+
+
+def only_loopback(host: str, pointer: str) -> None:
+    """Refuse to listen without a token where others can reach it.
+
+    Raises:
+        ConfigError: ``host`` is not this machine alone.
+    """
+    if not is_loopback(host):
+        raise ConfigError(
+            "listening beyond this machine needs a token",
+            pointer=pointer,
+            got=host,
+            hint="add serving.token_file, or listen on 127.0.0.1",
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

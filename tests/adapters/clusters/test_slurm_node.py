@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.clusters.slurm_node import node_placements, parse_gpus
+from joulery.adapters.clusters.slurm_node import job_of, node_placements, parse_gpus
 from joulery.domain.cluster import Placement
 
 
@@ -65,3 +65,13 @@ def test_jobs_are_told_apart_by_who_started_what_and_on_how_many_nodes(tmp_path:
     first, second = node_placements(tmp_path)
     assert (first.kind, first.nodes) == ("ann/train", 2)
     assert (second.kind, second.nodes) == ("", 1)
+
+
+def test_clusters_that_share_a_node_name_see_their_own(tmp_path: Path) -> None:
+    for pid, cluster in ((10, "east"), (20, "west")):
+        process(tmp_path, pid, 1, SLURM_JOB_ID="7", SLURMD_NODENAME="g1", SLURM_CLUSTER_NAME=cluster)
+    process(tmp_path, 30, 1, SLURM_JOB_ID="9")
+
+    found = node_placements(tmp_path, node="g1", cluster="West")
+    assert [(one.job, one.pids) for one in found] == [(7, (20,)), (9, (30,))], "one that shows no name is everybody's"
+    assert [job_of(pid, tmp_path, "east") for pid in (10, 20, 30)] == [7, 0, 9]

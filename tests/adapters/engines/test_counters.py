@@ -49,6 +49,35 @@ def test_the_counters_of_an_engine(engine):
     assert same([found.active], [active])
 
 
+@pytest.mark.parametrize(
+    ("engine", "written", "by_agent"),
+    [
+        ("vllm", "ray_vllm:", True),
+        ("vllm", "ray_vllm_", True),
+        ("vllm", "vllm_", False),
+        ("sglang", "ray_sglang_", True),
+        ("sglang", "sglang_", False),
+    ],
+)
+def test_the_same_counters_under_the_names_of_ray_and_of_collectors(engine, written, by_agent):
+    page, models, active = PAGES[engine]
+    found = engine_counters(page.replace(f"{engine}:", written))
+    assert (found.engine, found.by_agent) == (engine, by_agent)
+    assert {name: fields(model)[:3] for name, model in found.models.items()} == {
+        name: fields(model)[:3] for name, model in models.items()
+    }
+    assert found.active == active
+    assert not engine_counters(page).by_agent
+
+
+def test_replicas_of_ray_are_added_up_and_no_name_is_counted_twice():
+    ray = pages.vllm().replace("vllm:", "ray_vllm_")
+    replicas = ray + ray.replace('engine="0"', 'engine="0",ReplicaId="b"')
+    assert fields(engine_counters(replicas).models["Qwen/Qwen3-0.6B"])[:3] == (14.0, 2400.0, 680.0)
+    both = ray + pages.vllm().replace("vllm:", "ray_vllm:")
+    assert fields(engine_counters(both).models["Qwen/Qwen3-0.6B"])[:3] == (7.0, 1200.0, 340.0)
+
+
 def test_triton_with_a_language_model_counts_its_tokens():
     found = engine_counters(pages.TRITON_LLM)
     assert fields(found.models["tensorrt_llm"])[:3] == (40.0, 20480.0, 5120.0)

@@ -205,6 +205,19 @@ def test_who_holds_a_board() -> None:
     meter.close()
 
 
+def test_whether_a_board_computes() -> None:
+    boards = [
+        FakeBoard(),
+        FakeBoard(utilisation=[(5, 10, 0)]),
+        FakeBoard(utilisation=[(5, 10, 0), (6, 10, 3)]),
+        FakeBoard(utilisation=error(pynvml.NVML_ERROR_NOT_SUPPORTED)),
+    ]
+    meter = open_nvml(FakeNvml(*boards))
+    assert meter.busy() == {"gpu:0": False, "gpu:1": False, "gpu:2": True, "gpu:3": None}
+    assert meter.busy()["gpu:2"] is False
+    meter.close()
+
+
 def test_in_a_container_no_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "sees_host_processes", lambda: False)
     meter = open_nvml(FakeNvml(FakeBoard(compute_pids=[os.getpid()])))

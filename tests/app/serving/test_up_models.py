@@ -48,7 +48,7 @@ class Screen(Silent):
     def fact(self, name, text):
         self.facts.append((name, text))
 
-    def serving(self, session, url):
+    def serving(self, session, url, grpc=""):
         self.facts += serving_facts(session, url)
         self.url, self.served, self.session = url, session.models.engines, session
 

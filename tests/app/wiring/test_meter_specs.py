@@ -3,13 +3,18 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from joulery.adapters.meters.fake import FakeMeter, Script
 from joulery.app.wiring import meters as module
-from joulery.app.wiring.meters import open_meter, open_meters, parse_meter
-from joulery.domain.energy.channel import MeterSpec, ReadingKind
+from joulery.app.wiring.meters import open_meter, open_meters, overlap, parse_meter
+from joulery.app.wiring.site_meters import meter_specs
+from joulery.config.meters import MetersConfig
+from joulery.domain.energy.channel import Channel, MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.quality import Quality
 from tests.adapters.meters.powercap import Powercap
+from tests.fakes.jetson import hwmon_module
 
 FAKE = {"channels": [{"watts": [[0, 5]]}]}
 
@@ -19,6 +24,12 @@ FAKE = {"channels": [{"watts": [[0, 5]]}]}
     [
         ("rapl", MeterSpec("rapl")),
         ("nvml", MeterSpec("nvml")),
+        ("amd", MeterSpec("amd")),
+        ("jetson", MeterSpec("jetson")),
+        ("jetson:VDD_CPU_CV+VDD_GPU_SOC", MeterSpec("jetson", {"rails": "VDD_CPU_CV+VDD_GPU_SOC"})),
+        ("ipmi", MeterSpec("ipmi")),
+        ("redfish:https://bmc", MeterSpec("redfish", {"address": "https://bmc"})),
+        ("slurm:n1", MeterSpec("slurm", {"node": "n1"})),
         ("cpu-model", MeterSpec("cpu-model")),
         ("cpu-model:40,120.5", MeterSpec("cpu-model", {"idle_w": 40.0, "max_w": 120.5})),
         ("fake", MeterSpec("fake", {"channels": [{"watts": [[0, 50.0]]}]})),
@@ -39,6 +50,8 @@ def test_a_replay_keeps_its_file_whatever_the_folder(monkeypatch: pytest.MonkeyP
     [
         ("rappl", "no such meter"),
         ("rapl:0", "takes no options"),
+        ("ipmi:host", "takes no options"),
+        ("redfish", "no BMC is named"),
         ("cpu-model:40", "not a number of watts"),
         ("cpu-model:a,b", "not a number of watts"),
         ("fake:-1", "not a number of watts"),
@@ -117,7 +130,7 @@ class Choice:
         monkeypatch.setattr(module, "open_meter", self)
 
     def __call__(self, spec: MeterSpec) -> FakeMeter:
-        answer = self.answers[spec.kind]
+        answer = self.answers.get(spec.kind, CapabilityError("not on this machine"))
         if isinstance(answer, CapabilityError):
             raise answer
         return FakeMeter([Script(((0.0, 1.0),), device=device) for device in answer])
@@ -126,7 +139,8 @@ class Choice:
 def preferred() -> tuple[list[str], list[str], list[str]]:
     found = open_meters(None)
     devices = [channel.device for meter in found.meters for channel in meter.channels]
-    return devices, [str(error) for error in found.refused], [str(error) for error in found.absent]
+    absent = [str(error) for error in found.absent if str(error) != "not on this machine"]
+    return devices, [str(error) for error in found.refused], absent
 
 
 def test_the_model_stands_in_only_where_nothing_measures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +175,49 @@ def test_a_plug_in_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None
     assert meter.read() == (3.0,)
     with pytest.raises(ConfigError, match="watt-o-meter"):
         parse_meter("no-such")
+
+
+def channel(device: str, component: str) -> Channel:
+    return Channel(device, component, ReadingKind.POWER, "m", Quality.MEASURED)
+
+
+CPU, BOARD, HOST_POWER = channel("cpu:0", "package"), channel("gpu:0", "board"), channel("machine", "host")
+PSYS = channel("machine", "psys")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "twice"),
+    [
+        (CPU, BOARD, False),
+        (CPU, CPU, True),
+        (PSYS, CPU, True),
+        (PSYS, BOARD, False),
+        (HOST_POWER, CPU, True),
+        (HOST_POWER, BOARD, True),
+        (HOST_POWER, PSYS, True),
+    ],
+)
+def test_no_joule_is_counted_by_two_meters(one: Channel, other: Channel, twice: bool) -> None:
+    assert bool(overlap([one], [other])) is bool(overlap([other], [one])) is twice
+
+
+def test_a_host_meter_beside_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = [Script(((0.0, 5.0),), device="machine", component="host")]
+    monkeypatch.setitem(module._OPENERS, "ipmi", lambda options: FakeMeter(scripts))
+    with pytest.raises(ConfigError, match="count the same device") as caught:
+        open_meters([MeterSpec("fake", {"channels": [{"watts": [[0, 5]], "device": "gpu:0"}]}), MeterSpec("ipmi")])
+    assert caught.value.got == "fake reads gpu:0 package, fake machine host"
+
+
+def test_a_site_names_meters_as_the_command_line_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sys = hwmon_module(tmp_path, {"VDD_IN": (5000, 1200)})
+    monkeypatch.setattr("joulery.adapters.meters.jetson.SYS", sys)
+    config = MetersConfig(use=("jetson", "jetson:VDD_IN", "cpu-model"))
+    assert meter_specs(config) == (MeterSpec("jetson"),)
+    assert meter_specs(MetersConfig()) is None
+
+
+@pytest.mark.parametrize("name", ["ipmitool", "redfish", "amd:0", "fake:50", "", "dcgm:"])
+def test_a_site_refuses_other_meters(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not a meter"):
+        MetersConfig(use=(name,))

@@ -54,8 +54,13 @@ class HeldMeter(FakeMeter):
 
     held: dict[str, dict[int, float] | None]
 
+    computed: dict[str, bool | None]
+
     def holders(self):
         return self.held
+
+    def busy(self):
+        return dict(self.computed)
 
 
 @dataclass
@@ -66,11 +71,12 @@ class StatedEngine:
     counted: dict[str, ModelCounters] = field(default_factory=dict)
     active: float = 0.0
     down: bool = False
+    by_agent: bool = False
 
     def counters(self):
         if self.down:
             raise CapabilityError("does not answer")
-        return EngineCounters("vllm", dict(self.counted), self.active)
+        return EngineCounters("vllm", dict(self.counted), self.active, self.by_agent)
 
     def process(self):
         return self.pid
@@ -84,7 +90,7 @@ class Node:
         made = scripts or (Script(((0.0, 100.0),), idle_w=40.0),)
         self.meter = HeldMeter(made, lambda: self.now_s) if held is not None else FakeMeter(made, lambda: self.now_s)
         if held is not None:
-            self.meter.held = held
+            self.meter.held, self.meter.computed = held, {}
         self.busy, self.use, self.said = StatedBusy(), StatedUse(), []
         watches = tuple(EngineWatch(EngineSpec(f"engine:{i}", one, gpus)) for i, one in enumerate(engines))
         readers = NodeReaders(NodeChannels((self.meter,)), self.busy, self.use, intensity)

@@ -110,6 +110,75 @@ def test_a_board_is_its_holders_and_one_nobody_can_name_is_unattributed():
     assert unknown.book.unattributed["gpu:0", Quality.ASSUMED].energy_j == 2000.0
 
 
+def drawing(*steps, held, engines=(), **more):
+    """A node with one board that draws these watts from these seconds on."""
+    node = Node(Script(tuple(steps), device="gpu:0"), held={"gpu:0": held}, engines=engines, **more)
+    node.use.processes = dict.fromkeys((held or {}), (JOB, 0.0))
+    return node
+
+
+def idle_j(node):
+    return node.book.idle["gpu:0", Quality.ASSUMED].energy_j
+
+
+def test_a_single_holder_does_not_pay_for_the_idle_board():
+    node = drawing((0.0, 60.0), (10.0, 300.0), held={1: 1.0})
+    node.meter.computed = {"gpu:0": False}
+    node.run(10)
+    assert (joules(node, JOB, "gpu:0"), idle_j(node)) == (0.0, 600.0)
+    node.meter.computed = {"gpu:0": True}
+    node.run(10)
+    assert (joules(node, JOB, "gpu:0"), idle_j(node)) == (2400.0, 1200.0)
+    assert divided(node) == pytest.approx(3600.0)
+
+
+def test_idle_power_of_a_board_is_learned_while_no_process_is_there_and_only_falls():
+    node = drawing((0.0, 40.0), (10.0, 200.0), (20.0, 55.0), (30.0, 30.0), held={})
+    for _ in range(2):  # 200 W without a process are no sign of work
+        node.run(10)
+    node.meter.held = {"gpu:0": {1: 1.0}}
+    node.use.processes = {1: (JOB, 0.0)}
+    node.run(10)
+    assert (joules(node, JOB, "gpu:0"), idle_j(node)) == (150.0, 2800.0)
+    node.run(10)
+    assert joules(node, JOB, "gpu:0") == 150.0
+
+
+@pytest.mark.parametrize("computed", [{}, {"gpu:0": None}, {"gpu:0": True}])
+def test_where_idle_power_is_not_known_the_holder_has_the_board(computed):
+    node = drawing((0.0, 200.0), held={1: 1.0})
+    node.meter.computed = computed
+    node.run(10)
+    assert (joules(node, JOB, "gpu:0"), idle_j(node)) == (2000.0, 0.0)
+
+
+def test_what_an_idle_board_draws_is_in_no_token():
+    engine = StatedEngine(pid=1, counted=answered(0.0, 0.0))
+    node = drawing((0.0, 100.0), (10.0, 300.0), held={1: 1.0}, engines=(engine,))
+    node.meter.computed = {"gpu:0": False}
+    node.run(10)
+    node.meter.computed = {"gpu:0": True}
+    engine.counted = answered(1.0, 100.0)
+    node.run(10)
+    (watch,) = node.exporter.engines
+    assert watch.book.per_unit("m", node.now_s).output_token_j == 20.0
+    assert (watch.book.idle.energy_j, watch.book.total.energy_j) == (2000.0, 4000.0)
+
+
+def test_counters_of_rays_agent_are_not_divided_by_the_agents_joules():
+    engine = StatedEngine(pid=50, counted=answered(0.0, 0.0), by_agent=True)
+    node = gpu({60: 1.0}, engines=(engine,))
+    node.use.processes = {50: (WEB, 1.0), 60: (JOB, 1.0)}
+    for tokens in (100.0, 200.0):
+        engine.counted = answered(1.0, tokens)
+        node.run(10)
+    assert node.exporter.engines[0].book.total.energy_j == 0.0
+    assert sum("Ray's agent" in text for text in node.said) == 1
+    named = gpu({60: 1.0}, engines=(StatedEngine(counted=answered(0.0, 0.0), by_agent=True),), gpus=("gpu:0",))
+    named.run(10)
+    assert named.exporter.engines[0].book.total.energy_j == 2000.0
+
+
 def answered(requests, tokens):
     return {"m": ModelCounters(requests, 0.0, tokens)}
 

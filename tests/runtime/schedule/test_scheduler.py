@@ -22,7 +22,14 @@ from joulery.runtime.schedule.energy import SourceTotal
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.rounds import JournaledPolicy, SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, TickResult, release_all
-from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, plan_event, tallies_event
+from joulery.runtime.schedule.state import (
+    SchedulerState,
+    apply_event,
+    compacted,
+    plan_event,
+    replay,
+    tallies_event,
+)
 from joulery.store.journal import Journal
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
@@ -293,7 +300,7 @@ def test_a_compacted_journal_says_the_same(world) -> None:
     world.journal.replace(state)
     world.crash()
 
-    assert len(world.journal.entries) <= 3
+    assert len(world.journal.entries) <= 4
     assert as_json(compacted(world.scheduler.state)) == as_json(state)
 
 
@@ -471,7 +478,7 @@ def test_a_tally_is_read_back_as_it_was_written() -> None:
     state = SchedulerState(
         tallies={1: tally},
         energy_seen={1: {"stated-1": SourceTotal(7.0, 6.0, 5.0, 4.0), "agents": SourceTotal(30.0, 20.0)}},
-        who={1: ("ada", "job", "gpu")},
+        who={1: ("ada", "job", "gpu", "lab")},
     )
     document = orjson.loads(orjson.dumps(tallies_event(state, [1]), option=orjson.OPT_NON_STR_KEYS))
     again = apply_event(SchedulerState(), {"kind": "tallies", **document})
@@ -837,3 +844,19 @@ def test_every_action_has_a_reason_and_every_round_what_was_seen(world) -> None:
     for fields in world.said("round"):
         assert fields["view"]["g_per_kwh"] == 300.0
         assert set(fields["target"]) <= {1}
+
+
+def test_lengths_of_ended_jobs_outlive_a_crash_and_lead_to_the_order_of_submission(world) -> None:
+    w = world(FakeCluster(slots=2, rate=0.05), policy=Green(theta=1.0, fixed_gpus=1), quantum_s=20.0)
+    for job in range(1, 13):
+        w.cluster.submit(job, most=1)
+    w.run(60)
+    ended = w.scheduler.state.ended_slot_s
+    assert len(ended) >= 4 and all(slot_s == pytest.approx(20.0, abs=3.0) for slot_s in ended)
+    w.crash()
+    assert w.scheduler.state.ended_slot_s == ended
+    assert replay(compacted(w.scheduler.state))[0].ended_slot_s == ended
+    w.run(25)
+    last = w.said("round")[-1]
+    assert "in order of submission" in last["text"]
+    assert last["view"]["ended_gpu_s"].tolist()[:4] == list(ended)[:4]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from joulery.app.runs.job_bookkeeping import book_jobs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule.usage import BY, used_by
+from joulery.store.ledger import Budget, Ledger
 from joulery.ui.cli import main
 from joulery.ui.cli.report_jobs import BY as FLAG_BY
 from tests.runtime.schedule.fake_cluster import FakeCluster
@@ -106,3 +111,111 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "owner" in said and "total" in said and "measured" in said
     assert main(["report", "--since", "30d", "--jobs", str(folder / "none")]) == 2
     assert str(folder / "none") in capsys.readouterr().err
+
+
+def months(tmp_path: Path) -> Path:
+    """Two jobs around the end of November 2023; the scheduler was killed at it and after it."""
+    cluster = FakeCluster(rate=0.0012)
+    cluster.submit(1, owner="bob", account="vis")
+    cluster.submit(2, owner="ada", account="lab")
+    world = World(tmp_path, cluster)
+    world.now_s = datetime(2023, 12, 1, tzinfo=UTC).timestamp() - 300.0
+    world.run(290)
+    world.crash()
+    world.run(20)
+    world.crash()
+    world.run(600)
+    cluster.submit(3, owner="bob", account="lab")
+    world.run(60)
+    world.journal.close()
+    (tmp_path / "journal.jsonl").rename(tmp_path / "journal-act.jsonl")
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    entries = [{"t_s": world.now_s, "kind": kind, **fields} for kind, fields in world.log if kind in ("over", "month")]
+    assert [entry["job"] for entry in entries if entry["kind"] == "month"] == [1, 2], "each job once"
+    (run / "log.jsonl").write_text("".join(json.dumps(entry, default=str) + "\n" for entry in entries))
+    return tmp_path
+
+
+def test_the_months_of_scheduled_jobs_add_up(tmp_path: Path) -> None:
+    folder = months(tmp_path)
+    whole = used_by(folder, "owner")[1]
+    uses, total = used_by(folder, "month,account,owner")
+    assert [use.key.partition(" ")[0] for use in uses] == sorted(use.key.partition(" ")[0] for use in uses)
+    assert {use.key for use in uses} == {
+        "2023-11 / vis / bob", "2023-11 / lab / ada", "2023-12 / vis / bob", "2023-12 / lab / ada",
+        "2023-12 / lab / bob",
+    }  # fmt: skip
+    assert total.jobs == whole.jobs == 3
+    for name in ("executed_s", "slot_s", "energy_j", "carbon_g", "carbon_covered_j", "unmetered_s"):
+        assert math.fsum(getattr(use, name) for use in uses) == pytest.approx(getattr(whole, name), rel=1e-9)
+        assert getattr(total, name) == pytest.approx(getattr(whole, name), rel=1e-9)
+    november = used_by(folder, "account", month="2023-11")[1]
+    assert (november.jobs, november.running) == (2, 0)
+    assert november.executed_s == pytest.approx(2 * 300.0, abs=10.0)
+    with pytest.raises(DataError, match="no job ran in 2024-01"):
+        used_by(folder, "owner", month="2024-01")
+
+
+def test_marks_of_an_earlier_job_of_the_number_are_not_this_jobs(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    cost = {"executed_s": 50.0, "slot_s": 50.0, "energy_j": 500.0, "quality": "measured"}
+    entries = [
+        {"kind": "month", "job": 1, "month": "2023-10", **cost},
+        {"kind": "over", "job": 1, "t_s": T0_S, "owner": "ada", **cost, "energy_j": 100.0},
+    ]
+    (run / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert [(use.key, use.energy_j) for use in used_by(tmp_path, "month")[0]] == [("2023-11", 100.0)]
+
+
+def test_a_statement_as_a_mail_a_table_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = months(tmp_path)
+    flags = ["report", "--month", "2023-11", "--jobs", str(folder), "--by", "account,owner"]
+    assert main([*flags, "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# Energy and carbon of scheduled jobs, 2023-11\n\n| account | owner | jobs | slot h |")
+    assert main([*flags, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {(row["account"], row["owner"]) for row in rows} == {("lab", "ada"), ("vis", "bob")}
+    whole = used_by(folder, "owner", month="2023-11")[1]
+    assert math.fsum(float(row["energy_kwh"]) for row in rows) == pytest.approx(whole.energy_j / 3.6e6, rel=1e-12)
+    assert main([*flags, "--html", str(tmp_path / "s.html")]) == 0
+    assert "<strong>total</strong>" in (tmp_path / "s.html").read_text()
+    assert main([*flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["account"] in ("lab", "vis")
+    assert main(["report", "--jobs", str(folder)]) == 2
+    assert "--month 2026-11" in capsys.readouterr().err
+
+
+def test_the_ledger_has_the_jobs_by_owner_month_and_budget(tmp_path: Path) -> None:
+    folder, now_s = months(tmp_path), datetime(2023, 12, 1, 1, tzinfo=UTC).timestamp()
+    december_s = datetime(2023, 12, 1, tzinfo=UTC).timestamp()
+    whole = used_by(folder, "owner")
+    with Ledger(tmp_path / "l.db") as ledger:
+        names = [book_jobs(folder, ledger, now_s) for _ in range(2)]
+        assert names[0] == names[1] and len(ledger.runs()) == 1, "recorded again, not twice"
+        rows = {row.key: row for row in ledger.rows("owner")}
+        for use in whole[0]:
+            assert rows[use.key].energy_j == pytest.approx(use.energy_j, rel=1e-9)
+            assert rows[use.key].carbon_g == pytest.approx(use.carbon_g, rel=1e-9)
+        november = {row.key: row for row in ledger.rows("owner", end_s=december_s)}
+        assert set(november) == {"ada", "bob"}
+        for use in used_by(folder, "owner", month="2023-11")[0]:
+            assert november[use.key].energy_j == pytest.approx(use.energy_j, rel=1e-9)
+        ledger.set_budget(Budget("ada", december_s - 3600.0, december_s, 100.0))
+        ((_, left_g),) = ledger.budgets(december_s - 1.0)
+        assert left_g == pytest.approx(100.0 - november["ada"].carbon_g)
+    with Ledger(tmp_path / "none.db") as ledger, pytest.raises(ConfigError, match="no scheduler wrote"):
+        book_jobs(tmp_path / "nowhere", ledger, now_s)
+
+
+def test_ledger_add_takes_runs_or_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = months(tmp_path)
+    flags = ["--ledger", str(tmp_path / "l.db")]
+    assert main(["ledger", "add", "--jobs", str(folder), *flags]) == 0
+    assert capsys.readouterr().out == f"jobs:{folder}\n"
+    assert main(["ledger", "show", *flags]) == 0
+    assert "bob" in capsys.readouterr().out
+    assert main(["ledger", "add", *flags]) == 2
+    assert "--jobs FOLDER" in capsys.readouterr().err

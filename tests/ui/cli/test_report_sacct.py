@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from joulery.app.past_jobs import BY as PAST_BY
 from joulery.ui.cli import main
+from joulery.ui.cli.report_sacct import BY
 
 HEADER = "JobID|JobName|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|AllocTRES\n"
 
@@ -120,3 +123,37 @@ def test_what_another_scheduler_would_have_saved(jobs: Path, capsys: pytest.Capt
         assert code == 2 and says in err
     code, _, err = run(capsys, *flags[:4], "--what-if", "green")
     assert code == 2 and "grams need an intensity" in err
+
+
+def test_statements_by_month_and_account(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = "9|long|eve|vis|gpu|COMPLETED|2026-10-30T00:00:00|2026-10-31T12:00:00|2026-11-01T12:00:00|86400|gres/gpu=4\n"
+    jobs.write_text(jobs.read_text() + row)
+    flags = ("--from-sacct", str(jobs), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
+    _, out, _ = run(capsys, *flags, "--by", "month,account,owner", "--json")
+    document = json.loads(out)
+    rows = {(row["month"], row["account"], row["owner"]): row["energy_j"] for row in document["rows"]}
+    assert rows["2026-10", "vis", "eve"] == rows["2026-11", "vis", "eve"] == 4 * 250 * 43_200
+    assert list(rows)[-1] == ("2026-11", "vis", "eve"), "months in order"
+    assert math.fsum(rows.values()) == pytest.approx(document["total"]["energy_j"], rel=1e-12)
+    assert document["total"]["jobs"] == 4
+
+    _, out, _ = run(capsys, *flags, "--by", "account", "--month", "2026-11", "--format", "csv")
+    assert list(csv.DictReader(out.splitlines())) == [
+        {
+            "account": "vis",
+            "jobs": "1",
+            "gpu_h": "48.0",
+            "energy_kwh": "12.0",
+            "carbon_kg": "2.4",
+            "quality": "modelled",
+        }
+    ]
+    code, _, err = run(capsys, *flags, "--month", "2026-11", "--by", "account", "--html", str(tmp_path / "s.html"))
+    assert code == 0 and "s.html" in err and "2026-11" in (tmp_path / "s.html").read_text()
+    code, _, err = run(capsys, *flags, "--month", "2027-01")
+    assert code == 2 and "no job ran in 2027-01" in err and "2026-10 to 2026-11" in err
+    for words in (("--by", "month,colour"), ("--by", "month,month"), ("--month", "2026-13"), ("--by", "")):
+        assert run(capsys, *flags, *words)[0] == 2
+    code, _, err = run(capsys, *flags, "--what-if", "lean", "--format", "csv")
+    assert code == 2 and "--what-if goes with text and json" in err
+    assert BY == PAST_BY

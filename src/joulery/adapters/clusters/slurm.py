@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm_commands import (
@@ -52,7 +53,7 @@ from joulery.domain.cluster import (
     Split,
     Start,
 )
-from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 
 _ELSEWHERE = "(other nodes)"
 """The pool of jobs that run on nodes outside the scheduled partitions."""
@@ -61,6 +62,7 @@ _RANKED_ALONE = 16
 """So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
 every change is a call, and of those that wait only the first few start before the next round."""
 _RANKED_AT_ONCE = 512
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
 
 
@@ -395,18 +397,30 @@ def open_slurm(
     timeout_s: float = 30.0,
     rest: RestPlace | None = None,
     resubmit: bool = False,
+    conf: Path | None = None,
+    cluster: str | None = None,
 ) -> SlurmBackend:
     """The Slurm whose commands are on PATH, read through slurmrestd where that is named.
 
+    Args:
+        partitions, user_range, progress, resubmit: As :class:`SlurmScope` has them.
+        timeout_s: How long a command may take.
+        rest: Where slurmrestd is.
+        conf: The slurm.conf of the cluster; that of the environment when None.
+        cluster: The ClusterName that it must have; any when None.
+
     Raises:
         CapabilityError: There are none, or no controller answers.
+        ConfigError: It is another cluster.
     """
     for program in ("scontrol",) if rest is not None else ("squeue", "scontrol", "sinfo"):
         if shutil.which(program) is None:
             raise CapabilityError(
                 f"{program} is not on PATH", resource=program, hint="run this where Slurm's commands work"
             )
-    run = command_runner(timeout_s)
+    run = command_runner(timeout_s, conf)
+    if cluster is not None:
+        _check_name(run, cluster)
     service = None if rest is None else SlurmRest(rest, run)
     reader = run if service is None else service.run
     backend = SlurmBackend(reader, SlurmScope(partitions, user_range, progress, resubmit), closing=service)
@@ -416,6 +430,16 @@ def open_slurm(
         backend.close()
         raise
     return backend
+
+
+def _check_name(run: Runner, cluster: str) -> None:
+    done = run(command("configuration"))
+    raise_if_away(done)
+    found = _CLUSTER.search(done.out)
+    if found is None or found[1].lower() != cluster.lower():  # Slurm writes it in small letters
+        name = "no name" if found is None else found[1]
+        hint = "name its slurm.conf: jobs: {slurm: {conf: /etc/slurm/slurm.conf}}"
+        raise ConfigError("the Slurm that answers is another cluster", got=name, expected=cluster, hint=hint)
 
 
 def _is_whole(text: str) -> bool:

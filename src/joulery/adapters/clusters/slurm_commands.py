@@ -5,9 +5,11 @@ Commands are written here and nowhere else; docs/how-to/slurm-commands.md lists 
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from joulery.domain.errors import ActuationError, CapabilityError
@@ -20,6 +22,7 @@ READS: Mapping[str, str] = MappingProxyType(
         "nodes": "sinfo -h -N -O {columns}",
         "nodes of partitions": "sinfo -h -N -p {partitions} -O {columns}",
         "configuration": "scontrol show config",
+        "node": "scontrol show node {node}",
         "priorities": "sprio -h -o %i|%Y|%S",
         "token": "scontrol token lifespan=86400",
         "script": "scontrol write batch_script {job} {file}",
@@ -81,18 +84,24 @@ def command(name: str, flags: Sequence[str] = (), **values: object) -> tuple[str
     return tuple(words)
 
 
-def command_runner(timeout_s: float) -> Runner:
+def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
     """Runs commands as processes.
+
+    Args:
+        timeout_s: How long one may take.
+        conf: The slurm.conf of the cluster; that of the environment when None.
 
     Raises:
         CapabilityError: One took longer than ``timeout_s``, or could not be started.
     """
 
+    environment = None if conf is None else {**os.environ, "SLURM_CONF": str(conf)}
+
     def run(words: Sequence[str]) -> Done:
         try:
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
-                encoding="utf-8", errors="replace",
+                encoding="utf-8", errors="replace", env=environment,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise CapabilityError(

@@ -81,6 +81,7 @@ def to_job(
         memory_per_slot_bytes=memory_bytes / gpus,
         deadline_s=owner_deadline_s(record.comment) if user_range and record.batch else math.inf,
         limit_s=60.0 * record.limit_min if record.limit_min else math.nan,
+        account=record.account,
     )
 
 

@@ -18,13 +18,16 @@ _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node: str = "") -> tuple[Placement, ...]:
+def node_placements(
+    proc: Path = Path("/proc"), prolog: Path | None = None, node: str = "", cluster: str = ""
+) -> tuple[Placement, ...]:
     """Every job with a living process on this node.
 
     Args:
         proc: Where the kernel shows processes; those of other users need root.
         prolog: Folder in which a prolog leaves ``SLURM_JOB_GPUS`` in a file named by the job.
         node: Only processes that Slurm started under this node name; all when empty.
+        cluster: Only processes of the Slurm of this name: two clusters number their jobs alike. All when empty.
     """
     jobs: dict[int, list[int]] = {}
     variables_of: dict[int, Mapping[str, str]] = {}
@@ -32,7 +35,7 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
     owners = {pid: owner for pid, read in environments.items() if (owner := _job(proc / str(pid), read))}
     for pid, job in owners.items():
         variables = environments[pid]
-        if node and variables.get("SLURMD_NODENAME", node) != node:
+        if not _ours(variables, node, cluster):
             continue
         if variables.get("SLURM_JOB_ID") == str(job):
             variables_of.setdefault(job, variables)
@@ -57,9 +60,18 @@ def node_placements(proc: Path = Path("/proc"), prolog: Path | None = None, node
     return tuple(found)
 
 
-def job_of(pid: int, proc: Path = Path("/proc")) -> int:
-    """The job of a living process; 0 where it has none."""
-    return _job(proc / str(pid), _environment(proc / str(pid)))
+def job_of(pid: int, proc: Path = Path("/proc"), cluster: str = "") -> int:
+    """The job of a living process; 0 where it has none, or one of another cluster than ``cluster``."""
+    variables = _environment(proc / str(pid))
+    return _job(proc / str(pid), variables) if _ours(variables, "", cluster) else 0
+
+
+def _ours(variables: Mapping[str, str], node: str, cluster: str) -> bool:
+    """Whether a process is of this node and cluster; one that shows neither is."""
+    named = variables.get("SLURM_CLUSTER_NAME", cluster)
+    return (not node or variables.get("SLURMD_NODENAME", node) == node) and (
+        not cluster or named.lower() == cluster.lower()
+    )
 
 
 def _job(folder: Path, variables: Mapping[str, str]) -> int:

@@ -73,7 +73,7 @@ class NvmlMeter:
         self._handles = handles
         self._notes = list(notes)
         self._failure: list[str] = [""] * len(boards)
-        self._seen_us = [0] * len(boards)
+        self._seen_us, self._busy_us = [0] * len(boards), [0] * len(boards)
         self._open = True
 
     @property
@@ -115,6 +115,21 @@ class NvmlMeter:
             where the driver does not report it. Shares are NaN where processes are known and their shares are not.
         """
         return {board.device: self._holders(slot) for slot, board in enumerate(self.boards)}
+
+    def busy(self) -> Mapping[str, bool | None]:
+        """Whether anything computed on each board since the last call; None where the driver does not report it."""
+        return {board.device: self._busy(slot) for slot, board in enumerate(self.boards)}
+
+    def _busy(self, slot: int) -> bool | None:
+        nvml = self._nvml
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handles[slot], self._busy_us[slot])
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NotReady):
+            return False
+        except nvml.NVMLError:
+            return None
+        self._busy_us[slot] = max([self._busy_us[slot], *(sample.timeStamp for sample in samples)])
+        return any(sample.smUtil > 0 for sample in samples)
 
     def _holders(self, slot: int) -> dict[int, float] | None:
         nvml, handle = self._nvml, self._handles[slot]

@@ -10,7 +10,8 @@ What is counted, and what is left out so that nothing is counted twice:
 * ``intel-rapl-mmio`` shows the same counters a second time and is left out.
 
 A counter starts again from 0 at ``max_energy_range_uj``. Since Linux 5.10 only root may read it (a side channel,
-CVE-2020-8694): the error of :func:`open_rapl` holds the line that grants it.
+CVE-2020-8694). Others read them through ``joulery rapl-helper`` where it runs; the error of :func:`open_rapl` holds the
+line that grants them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import re
 from pathlib import Path
 
+from joulery.adapters.meters.rapl_helper import SOCKET, RaplHelperMeter
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
@@ -81,11 +83,12 @@ class RaplMeter:
             self._notes.append(f"{channel.device} {channel.component}: RAPL counter {why}")
 
 
-def open_rapl(root: Path = POWERCAP) -> RaplMeter:
+def open_rapl(root: Path = POWERCAP, helper: Path | None = SOCKET) -> RaplMeter | RaplHelperMeter:
     """The RAPL counters of this machine.
 
     Args:
         root: The powercap folder.
+        helper: Socket of ``joulery rapl-helper``, used where the kernel denies the counters; None for never.
 
     Raises:
         CapabilityError: There is none, or it may not be read; the error says what grants it.
@@ -118,6 +121,8 @@ def open_rapl(root: Path = POWERCAP) -> RaplMeter:
     if denied is not None:
         for fd in fds:
             os.close(fd)
+        if helper is not None and helper.is_socket():
+            return RaplHelperMeter(helper)
         raise CapabilityError(
             f"RAPL is here but may not be read: {denied.filename}: permission denied",
             resource=str(denied.filename),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.routing import BaseRoute
 
 from joulery.app.wiring.engine import site_engine
+from joulery.app.wiring.grpc import grpc_server
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
@@ -62,6 +63,9 @@ class GatewayHandle:
             limits=ServerLimits(drain_s=serving.drain_s),
             protected=self.token is not None,
             tls=site_tls(serving),
+            beside=grpc_server(
+                self.gateway, serving.grpc, token=self.token, tls=site_tls(serving), drain_s=serving.drain_s
+            ),
         )
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from joulery.app.wiring.engine import engine_for
 from joulery.app.wiring.gpus import local_gpus
+from joulery.app.wiring.grpc import grpc_server
 from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.errors import ConfigError
@@ -42,6 +43,7 @@ class ModelsRequest:
         queue: Requests that may wait for one name.
         deadline_s: Time to answer in.
         drain_s: How long a stop waits for requests.
+        grpc: ``HOST:PORT`` of the protocol over gRPC; None for HTTP alone.
         tls_certificate, tls_key: PEM files of the gateway's certificate and key; None for plain HTTP.
     """
 
@@ -57,6 +59,7 @@ class ModelsRequest:
     queue: int
     deadline_s: float
     drain_s: float
+    grpc: str | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
 
@@ -75,13 +78,13 @@ class ModelsRequest:
 
 
 async def serve_models(
-    request: ModelsRequest, ready: Callable[[str, Transition], None], say: Callable[[str], None]
+    request: ModelsRequest, ready: Callable[[str, str, Transition], None], say: Callable[[str], None]
 ) -> None:
     """Serve models until SIGTERM or SIGINT.
 
     Args:
         request: What to serve, and where.
-        ready: Receives the address and the replicas once requests are answered.
+        ready: Receives the address, that of gRPC (empty without) and the replicas once requests are answered.
         say: Receives remarks about leased GPUs.
 
     Raises:
@@ -105,7 +108,8 @@ async def serve_models(
         app = Gateway(engine, token=token, telemetry=[metrics.request], admin=admin_app(metrics))
         limits = ServerLimits(drain_s=request.drain_s)
         server = GatewayServer(app, host, port, limits=limits, protected=token is not None, tls=request.tls)
-        await serve(engine, server, target, lambda change: ready(server.url, change))
+        server.beside = grpc_server(app, request.grpc, token=token, tls=request.tls, drain_s=request.drain_s)
+        await serve(engine, server, target, lambda change: ready(server.url, server.beside_address, change))
 
 
 def _gpu_slice(text: str) -> Slice:

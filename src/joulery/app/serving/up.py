@@ -113,7 +113,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
         await _language_models(session, gate, keepers, view, stack, stop)
-        view.serving(session, gate.server.url)
+        view.serving(session, gate.server.url, gate.server.beside_address)
         results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
         await session.stop()

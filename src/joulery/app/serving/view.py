@@ -56,7 +56,7 @@ class ServeView(Protocol):
         """The plan that is to run."""
         ...
 
-    def serving(self, session: ServingSession, url: str) -> None:
+    def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
         """Requests are answered at ``url`` from now on."""
         ...
 

@@ -49,6 +49,35 @@ def jobs_of(site: Site) -> JobsConfig:
     return site.jobs
 
 
+def one_cluster(site: Site, name: str | None) -> Site:
+    """The site with the jobs of one of its clusters; as it is where it lists none and none is named.
+
+    Folders that several clusters may share (the default state folder, meters and progress) get a folder of the
+    cluster's name, because clusters number their jobs alike.
+
+    Raises:
+        ConfigError: There is no such cluster, or the site lists several and none is named.
+    """
+    names = [cluster.name for cluster in site.clusters]
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name is None and not names:
+        return site
+    if name not in names:
+        what = "which cluster?" if name is None else "this site lists no such cluster"
+        raise ConfigError(what, pointer="--cluster", got=name, expected=", ".join(names) or "none: it has jobs alone")
+    jobs = next(cluster.jobs for cluster in site.clusters if cluster.name == name)
+    slurm = jobs.slurm.model_copy(
+        update={
+            "cluster": name,
+            "meters": None if jobs.slurm.meters is None else jobs.slurm.meters / name,
+            "progress": None if jobs.slurm.progress is None else jobs.slurm.progress / name,
+        }
+    )
+    state = jobs.state if "state" in jobs.model_fields_set else jobs.state / name
+    return site.model_copy(update={"clusters": (), "jobs": jobs.model_copy(update={"slurm": slurm, "state": state})})
+
+
 def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
     """The cluster that a ``jobs`` section describes.
 
@@ -65,6 +94,8 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
         progress=Progress(jobs.slurm.progress, _pattern(jobs)),
         timeout_s=jobs.slurm.timeout_s,
         resubmit=jobs.slurm.resubmit,
+        conf=jobs.slurm.conf,
+        cluster=jobs.slurm.cluster,
         rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
     )
 
@@ -161,6 +192,7 @@ def green_policy(jobs: JobsConfig) -> Green:
         "ageing_s": config.ageing_s,
         "preempt_after_s": config.preempt_after_s,
         "delay_ratio": config.delay_ratio,
+        "order": config.order,
     }
     return replace(
         policy,

@@ -5,29 +5,32 @@ from __future__ import annotations
 import importlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joulery.domain.energy.channel import MeterSpec, ReadingKind
+from joulery.domain.energy.channel import HOST, Channel, MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.runtime.measuring.share import OpenMeters
 
 if TYPE_CHECKING:
     from joulery.domain.ports import Meter
 
-KINDS = ("rapl", "nvml", "dcgm", "cpu-model", "replay", "fake")
-PREFERRED = ("rapl", "nvml", "cpu-model")
+KINDS = ("rapl", "nvml", "amd", "jetson", "dcgm", "ipmi", "redfish", "slurm", "cpu-model", "replay", "fake")
+PREFERRED = ("rapl", "nvml", "amd", "jetson", "cpu-model")
 """Tried in this order unless meters are named: each device is read by the first meter that can."""
 DCGM = "http://localhost:9400/metrics"
 """Default address of NVIDIA's DCGM exporter."""
+_OPTIONAL = {"jetson": "rails", "slurm": "node"}
+"""What may follow the colon of a meter's name."""
 
 
 def parse_meter(text: str) -> MeterSpec:
     """A meter as it is named on the command line.
 
-    ``rapl``, ``nvml``, ``dcgm:URL``, ``cpu-model``, ``cpu-model:IDLE,MAX`` (watts of the machine), ``replay:FILE``,
-    ``fake:WATTS``, ``fake:FILE`` (a script), or the name of a plug-in.
+    ``rapl``, ``nvml``, ``amd``, ``jetson``, ``jetson:RAIL+RAIL``, ``dcgm:URL``, ``ipmi``, ``redfish:URL``, ``slurm``,
+    ``slurm:NODE``, ``cpu-model``, ``cpu-model:IDLE,MAX`` (watts of the machine), ``replay:FILE``, ``fake:WATTS``,
+    ``fake:FILE`` (a script), or the name of a plug-in.
 
     Raises:
         ConfigError: It is none of these.
@@ -38,6 +41,12 @@ def parse_meter(text: str) -> MeterSpec:
         return MeterSpec(kind, {"idle_w": _watts(text, idle), "max_w": _watts(text, most)})
     if kind == "dcgm":
         return MeterSpec(kind, {"address": rest or DCGM})
+    if kind == "redfish":
+        if not rest:
+            raise ConfigError("no BMC is named", pointer="--meter", got=text, expected="redfish:https://HOST")
+        return MeterSpec(kind, {"address": rest})
+    if kind in _OPTIONAL and colon:
+        return MeterSpec(kind, {_OPTIONAL[kind]: rest})
     if kind == "replay":
         return MeterSpec(kind, {"file": str(Path(rest).absolute())})
     if kind == "fake":
@@ -63,7 +72,7 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
     meters: list[Meter] = []
     refused: list[JouleryError] = []
     absent: list[JouleryError] = []
-    taken: set[str] = set()
+    taken: list[Channel] = []
     for spec in specs if specs is not None else [MeterSpec(kind) for kind in PREFERRED]:
         try:
             meter = open_meter(spec)
@@ -76,17 +85,32 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
         except JouleryError:
             _close(meters)
             raise
-        devices = {channel.device for channel in meter.channels}
-        twice = devices & taken or ({"machine"} & (devices | taken) and _cpus(devices) | _cpus(taken))
+        twice = overlap(taken, meter.channels)
         if twice:
             meter.close()
             if specs is not None:
                 _close(meters)
-                raise ConfigError("two meters would count the same device", got=f"{spec.kind} reads {sorted(devices)}")
+                raise ConfigError("two meters would count the same device", got=twice, pointer="--meter")
             continue
         meters.append(meter)
-        taken |= devices
+        taken += meter.channels
     return OpenMeters(tuple(meters), tuple(refused), tuple(absent))
+
+
+def overlap(taken: Sequence[Channel], added: Sequence[Channel]) -> str:
+    """Which device the meters of both would count twice; empty where none.
+
+    A socket and a board are devices of their own. ``machine`` contains all sockets, and as the component ``host``
+    (a BMC, a module's input) everything.
+    """
+    for one in taken:
+        for other in added:
+            pair = {one.device, other.device}
+            machine = "machine" in pair
+            whole = any(item.device == "machine" and item.component == HOST for item in (one, other))
+            if len(pair) == 1 or whole or (machine and any(device.startswith("cpu:") for device in pair)):
+                return f"{one.meter} reads {one.device} {one.component}, {other.meter} {other.device} {other.component}"
+    return ""
 
 
 def open_meter(spec: MeterSpec) -> Meter:
@@ -96,33 +120,75 @@ def open_meter(spec: MeterSpec) -> Meter:
         JouleryError: As the meter's opener says.
     """
     options = dict(spec.options)
-    if spec.kind == "rapl":
-        from joulery.adapters.meters.rapl import POWERCAP, open_rapl
-
-        return open_rapl(Path(options.get("root", POWERCAP)))
-    if spec.kind == "nvml":
-        from joulery.adapters.meters.nvml import open_nvml
-
-        return open_nvml(importlib.import_module(options["module"]) if "module" in options else None)
-    if spec.kind == "dcgm":
-        from joulery.adapters.meters.dcgm import open_dcgm
-
-        return open_dcgm(options.get("address", DCGM))
-    if spec.kind == "cpu-model":
-        from joulery.adapters.meters.cpu_model import open_cpu_model
-
-        return open_cpu_model(**options)
-    if spec.kind == "replay":
-        from joulery.adapters.meters.replay import open_replay
-
-        return open_replay(Path(options["file"]))
-    if spec.kind == "fake":
-        return _fake(options["channels"])
+    opener = _OPENERS.get(spec.kind)
+    if opener is not None:
+        return opener(options)
     meter: Meter = _plug_ins()[spec.kind].load()(**options)
     return meter
 
 
-def _fake(channels: Sequence[Mapping[str, Any]]) -> Meter:
+def _rapl(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.rapl import POWERCAP, open_rapl
+    from joulery.adapters.meters.rapl_helper import SOCKET
+
+    return open_rapl(Path(options.get("root", POWERCAP)), Path(options.get("helper", SOCKET)))
+
+
+def _nvml(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.nvml import open_nvml
+
+    return open_nvml(importlib.import_module(options["module"]) if "module" in options else None)
+
+
+def _amd(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.amd import open_amd
+
+    return open_amd(importlib.import_module(options["module"]) if "module" in options else None)
+
+
+def _jetson(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.jetson import SYS, open_jetson
+
+    return open_jetson(options.get("rails", ""), Path(options.get("sys", SYS)))
+
+
+def _dcgm(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.dcgm import open_dcgm
+
+    return open_dcgm(options.get("address", DCGM))
+
+
+def _ipmi(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.host.ipmi import open_ipmi
+
+    return open_ipmi()
+
+
+def _redfish(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.host.redfish import open_redfish
+
+    return open_redfish(options["address"])
+
+
+def _slurm(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.host.slurm_energy import open_slurm_energy
+
+    return open_slurm_energy(options.get("node", ""))
+
+
+def _cpu_model(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.cpu_model import open_cpu_model
+
+    return open_cpu_model(**options)
+
+
+def _replay(options: Mapping[str, Any]) -> Meter:
+    from joulery.adapters.meters.replay import open_replay
+
+    return open_replay(Path(options["file"]))
+
+
+def _scripted(channels: Sequence[Mapping[str, Any]]) -> Meter:
     from joulery.adapters.meters.fake import FakeMeter, Script
 
     scripts = []
@@ -147,7 +213,7 @@ def _script(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"not JSON: {error}", file=str(file)) from error
     if not isinstance(channels, list) or not all(isinstance(channel, dict) for channel in channels):
         raise ConfigError("a fake's script is a list of channels", file=str(file), expected='[{"watts": [[0, 50]]}]')
-    _fake(channels).close()
+    _scripted(channels).close()
     return channels
 
 
@@ -163,10 +229,6 @@ def _watts(text: str, number: str) -> float:
     return watts
 
 
-def _cpus(devices: set[str]) -> set[str]:
-    return {device for device in devices if device.startswith("cpu:")}
-
-
 def _close(meters: Sequence[Meter]) -> None:
     for meter in meters:
         meter.close()
@@ -177,3 +239,18 @@ def _plug_ins() -> dict[str, Any]:
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group="joulery.meters")}
+
+
+_OPENERS: Mapping[str, Callable[[Mapping[str, Any]], Meter]] = {
+    "rapl": _rapl,
+    "nvml": _nvml,
+    "amd": _amd,
+    "jetson": _jetson,
+    "dcgm": _dcgm,
+    "ipmi": _ipmi,
+    "redfish": _redfish,
+    "slurm": _slurm,
+    "cpu-model": _cpu_model,
+    "replay": _replay,
+    "fake": lambda options: _scripted(options["channels"]),
+}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from joulery.app.wiring.meters import PREFERRED, open_meter
+from joulery.app.wiring.meters import PREFERRED, open_meter, overlap, parse_meter
 from joulery.config.meters import MetersConfig
-from joulery.domain.energy.channel import MeterSpec
+from joulery.domain.energy.channel import Channel, MeterSpec
 from joulery.domain.errors import CapabilityError
 
 
@@ -23,10 +23,10 @@ def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
     if tuple(config.use) == PREFERRED and config.cpu_model is None:
         return None
     found: list[MeterSpec] = []
-    seen: set[str] = set()
+    seen: list[Channel] = []
     refusals: list[CapabilityError] = []
     for kind in config.use:
-        spec = MeterSpec(kind)
+        spec = parse_meter(kind)
         if kind == "cpu-model" and config.cpu_model is not None:
             values = config.cpu_model
             options = {"idle_w": values.idle_w, "max_w": values.max_w, "band_ratio": values.band_ratio}
@@ -36,11 +36,10 @@ def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
         except CapabilityError as error:
             refusals.append(error)
             continue
-        devices = {channel.device for channel in meter.channels}
         meter.close()
-        if not devices & seen:
+        if not overlap(seen, meter.channels):
             found.append(spec)
-            seen |= devices
+            seen += meter.channels
     if not found:
         raise CapabilityError(
             "none of the meters of the site file answers: " + "; ".join(map(str, refusals)),

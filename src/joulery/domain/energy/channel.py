@@ -9,6 +9,9 @@ from typing import Any
 
 from joulery.domain.quality import Quality
 
+HOST = "host"
+"""Component of the device ``machine`` that contains everything of a node: processors, GPUs, fans."""
+
 
 class ReadingKind(StrEnum):
     """What one reading of a channel means (specs: right-continuous, piecewise-constant power)."""
@@ -29,7 +32,7 @@ class Channel:
         device: ``cpu:0`` (socket), ``gpu:0`` (board), ``machine``.
         component: ``package``, ``dram``, ``board`` ...; components of one device never overlap.
         kind: What a reading means.
-        meter: Name of the meter (``rapl``, ``nvml``, ``cpu-model``, ``replay``, ``fake``).
+        meter: Name of the meter (``rapl``, ``nvml``, ``amd``, ``ipmi``, ``cpu-model`` ...).
         quality: Measured, modelled or assumed.
         averaging_s: Window of an ``AVERAGE`` reading; 0 otherwise.
         wrap_j: Value at which a counter starts again from 0; 0 when it does not.
@@ -57,7 +60,7 @@ class MeterSpec:
     """A meter to open.
 
     Attributes:
-        kind: ``rapl``, ``nvml``, ``cpu-model``, ``replay``, ``fake`` or a plug-in.
+        kind: ``rapl``, ``nvml``, ``amd``, ``ipmi``, ``cpu-model``, ``replay``, ``fake`` ... or a plug-in.
         options: Arguments of its opener, JSON-ready.
     """
 

@@ -67,8 +67,10 @@ class EngineCounters:
         engine: ``vllm``, ``sglang``, ``triton`` or ``tensorrt-llm``.
         models: Counters by model.
         active: Requests that run or wait now; NaN where the engine does not say.
+        by_agent: Whether an agent of the node prints them (Ray's), not the engine: its process is not the engine's.
     """
 
     engine: str
     models: Mapping[str, ModelCounters] = field(default_factory=lambda: MappingProxyType({}))
     active: float = math.nan
+    by_agent: bool = False

@@ -44,6 +44,7 @@ class ClusterView:
             which hours are cleaner.
         round_s: Time until the next round.
         wake_s: Time a suspended node takes to come back.
+        ended_gpu_s: GPU-seconds of the jobs that ended last, oldest first, float64[ended]; None where unknown.
     """
 
     now_s: float
@@ -71,6 +72,7 @@ class ClusterView:
     expected_g_per_kwh: float = 0.0
     round_s: float = 1800.0
     wake_s: float = 0.0
+    ended_gpu_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.job)

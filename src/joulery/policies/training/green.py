@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -21,8 +21,21 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
-from joulery.policies.training.queues import TrackedJob, ceiling_kg, fill, in_levels, lesser_kg, oldest_first, uppermost
+from joulery.policies.training.queues import (
+    TrackedJob,
+    ceiling_kg,
+    fill,
+    fill_in_order,
+    in_levels,
+    lesser_kg,
+    oldest_first,
+    uppermost,
+)
+from joulery.policies.training.service_order import first_come, length_scv
 from joulery.policies.training.waiting import WaitingJobs, decide_waiting
+
+ServiceOrder = Literal["service", "first-come", "observed"]
+"""Orders of service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +45,12 @@ class GreenState:
     Attributes:
         jobs: What is known of each unfinished job.
         profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
+        first_come: Whether jobs are served in the order of their submission.
     """
 
     jobs: Mapping[int, TrackedJob]
     profile: Mapping[int, Mapping[int, float]]
+    first_come: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,9 @@ class Green:
         fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
             it down; None to grow GPU by GPU.
+        order: How jobs that are not being sized are ordered: ``service`` by what they have caused, ``first-come`` by
+            submission, ``observed`` by whichever the lengths of the jobs so far call for
+            (:mod:`~joulery.policies.training.service_order`); ``service`` as long as no lengths are known.
         delay_ratio: A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of
             what a GPU of the median job emits in an hour at the mean intensity ahead; None to ignore deadlines.
     """
@@ -107,6 +125,7 @@ class Green:
     fixed_gpus: int | None = None
     node_gpus: int | None = None
     delay_ratio: float | None = 0.6
+    order: ServiceOrder = "observed"
     name: str = "green"
 
     def __post_init__(self) -> None:
@@ -124,6 +143,9 @@ class Green:
             value = getattr(self, knob)
             if value is not None and not value >= least:
                 raise ConfigError(f"{knob} is too short", got=str(value), expected=f"at least {least:g} s")
+        if self.order not in get_args(ServiceOrder):
+            expected = ", ".join(get_args(ServiceOrder))
+            raise ConfigError("no such order of service", pointer="order", got=str(self.order), expected=expected)
         if self.levels is not None and self.levels < 1:
             raise ConfigError("footprints count in at least one level below the ceiling", got=str(self.levels))
         if self.node_gpus is not None and self.node_gpus < 1:
@@ -134,6 +156,7 @@ class Green:
         return {
             "jobs": {str(job): list(astuple(known)) for job, known in state.jobs.items()},
             "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
+            "first_come": state.first_come,
         }
 
     def recall(self, document: Mapping[str, Mapping[str, Any]]) -> GreenState:
@@ -149,7 +172,7 @@ class Green:
             }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not the memory of a training policy: {error}") from error
-        return GreenState(MappingProxyType(jobs), MappingProxyType(profile))
+        return GreenState(MappingProxyType(jobs), MappingProxyType(profile), bool(document.get("first_come")))
 
     def initial(self) -> GreenState:
         """Empty queues, nothing known."""
@@ -168,11 +191,16 @@ class Green:
         ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
         upper = [row for row in ranked if jobs[number[row]].upper]
         lower = [row for row in ranked if not jobs[number[row]].upper]
-        first = _first(wait.due, view)
-        run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
+        first, in_order = _first(wait.due, view), self._first_come(state, view)
+        if in_order:
+            run, jobs, rest = fill_in_order(view, jobs, first, ranked)
+        else:
+            run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
         newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
+        if in_order:
+            reason += "; in order of submission, jobs are of similar lengths"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
@@ -188,7 +216,14 @@ class Green:
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
         patient = self.delay_ratio is not None and view.deadline_s is not None
         wake_s = None if upper or rest or patient else float("inf")
-        return Step(GreenState(MappingProxyType(jobs), profile), (decision,), wake_s)
+        return Step(GreenState(MappingProxyType(jobs), profile, in_order), (decision,), wake_s)
+
+    def _first_come(self, state: GreenState, view: ClusterView) -> bool:
+        """Whether the jobs are served in the order of their submission."""
+        if self.order != "observed" or view.ended_gpu_s is None:
+            return self.order == "first-come"
+        scv = length_scv(view.ended_gpu_s, view.attained_gpu_s)
+        return first_come(scv, len(view.ended_gpu_s), state.first_come)
 
     def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> WaitingJobs:
         """Who waits for a cleaner hour; jobs with a new reservation are marked."""
@@ -426,6 +461,7 @@ def green_paper(**changes: object) -> Green:
         "preempt_after_s": 0.0,
         "regrow": False,
         "delay_ratio": None,
+        "order": "service",
     }
     bare |= {"hysteresis": 1.0, "profile_cache": False, "gamma_low": 0.80, "gamma_from": 0.5}
     return Green(**{**bare, "shift": ShiftRule.PAPER, "name": "green-paper", **changes})

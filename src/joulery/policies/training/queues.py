@@ -173,3 +173,46 @@ def fill(
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
             blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
     return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
+
+
+def fill_in_order(
+    view: ClusterView, jobs: dict[int, TrackedJob], first: Mapping[int, int], rows: Sequence[int]
+) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
+    """Hand out GPUs in the order of submission.
+
+    Those that go first come first, then running jobs with what they have, then waiting ones. What is left goes to
+    running ones that grow, if none waits.
+
+    Args:
+        view: The cluster.
+        jobs: The jobs with their targets.
+        first: GPUs of those that go first.
+        rows: Of the view, the others, in order of submission.
+
+    Returns:
+        As :func:`fill`. No running job stops while it fits.
+    """
+    number, running = view.job.tolist(), view.running.tolist()
+    run: dict[int, int] = dict(first)
+    free, blocked = view.gpus - sum(run.values()), False
+    left: list[int] = []
+    # A stable sort: both halves stay in order of submission.
+    for row in sorted(rows, key=lambda row: running[row] == 0):
+        job = number[row]
+        want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
+        if not blocked and want <= free:
+            run[job], free = want, free - want
+            jobs[job] = replace(jobs[job], skipped=0) if jobs[job].skipped else jobs[job]
+            continue
+        left.append(row)
+        if want > 1:
+            jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
+            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+    for row in rows:
+        job = number[row]
+        more = jobs[job].gpus - run.get(job, jobs[job].gpus)
+        if more > 0 and more <= free and not left:
+            run[job], free = jobs[job].gpus, free - more
+        elif more > 0:
+            jobs[job] = replace(jobs[job], gpus=run[job])
+    return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)

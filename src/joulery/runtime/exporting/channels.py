@@ -97,3 +97,21 @@ class NodeChannels:
             said += [text for value in meter.read() if (text := next(channels).advance(value, now_s))]
             said += meter.notes()
         return said
+
+
+class IdleBoards:
+    """The power of each GPU when nothing computes on it: the lowest mean of an interval without any work."""
+
+    def __init__(self) -> None:
+        self.power_w: dict[str, float] = {}
+
+    def learn(self, device: str, energy_j: float, elapsed_s: float) -> None:
+        """Take in an idle interval of a GPU.
+
+        Args:
+            device: The GPU.
+            energy_j: What it drew.
+            elapsed_s: Length of the interval.
+        """
+        if elapsed_s > 0 and energy_j > 0:
+            self.power_w[device] = min(self.power_w.get(device, math.inf), energy_j / elapsed_s)

@@ -52,6 +52,10 @@ Holders = Mapping[str, Mapping[int, float] | None]
 """By GPU: share of the busy time of each process there; None where the driver does not say."""
 
 
+_Part = tuple[float, float, Quality]
+"""Joules of an engine on one device, those among them of the idle device, and their quality."""
+
+
 class EngineWatch:
     """One engine and its book.
 
@@ -101,8 +105,9 @@ class EngineWatch:
         if unseen or not known or not whole or not (pids or self._gpus):
             self.book.spend(math.nan, g_per_kwh, Quality.MEASURED)
             return
-        quality = weakest(quality for energy_j, quality in known if energy_j > 0)
-        self.book.spend(math.fsum(energy_j for energy_j, _ in known), g_per_kwh, quality)
+        quality = weakest(quality for energy_j, _, quality in known if energy_j > 0)
+        energy_j = math.fsum(energy_j for energy_j, _, _ in known)
+        self.book.spend(energy_j, g_per_kwh, quality, math.fsum(idle_j for _, idle_j, _ in known))
 
     def observe(self, answer: EngineCounters | JouleryError, now_s: float) -> None:
         """Take in what the engine said."""
@@ -115,8 +120,14 @@ class EngineWatch:
             self._said.discard("down")
             self.kind, self.up = answer.engine, True
         if not self._pid:
-            self._pid = self._source.process()
-            if not self._pid and not self._gpus:
+            self._pid = 0 if answer.by_agent else self._source.process()
+            if answer.by_agent and not self._gpus:
+                self._say(
+                    f"{self.name}: Ray's agent prints these counters for the engines of its node, so no joules are "
+                    f"their own; name their GPUs (--engine URL@gpu:0)",
+                    key="process",
+                )
+            elif not self._pid and not self._gpus:
                 self._say(
                     f"{self.name}: its process is not visible here, so no joules are its own; name its GPUs "
                     f"(--engine URL@gpu:0) or run as root in the host's process and network namespaces",
@@ -129,7 +140,7 @@ class EngineWatch:
                     key="process",
                 )
         if self.book.observe(answer, now_s):
-            self._pid = self._source.process()
+            self._pid = 0 if answer.by_agent else self._source.process()
             self._say(f"{self.name}: the engine's counters started again; that interval counts for no model", key="")
 
     def ask(self) -> EngineCounters | JouleryError:
@@ -144,28 +155,29 @@ class EngineWatch:
         said, self._notes = self._notes, []
         return said
 
-    def _cpu(self, division: Division | None, use: WorkloadUse, pids: frozenset[int]) -> tuple[float, Quality] | None:
+    def _cpu(self, division: Division | None, use: WorkloadUse, pids: frozenset[int]) -> _Part | None:
         """Joules of the engine's share of the processors' work; idle processors are not its own."""
         if division is None or not pids:
             return None
         busy_j = math.fsum(division.workloads.values())
         busy_s = math.fsum(use.cpu_s.values())
         own_s = math.fsum(use.process_cpu_s.get(pid, 0.0) for pid in pids)
-        return (busy_j * min(1.0, own_s / busy_s) if busy_s > 0 else 0.0), division.quality
+        return (busy_j * min(1.0, own_s / busy_s) if busy_s > 0 else 0.0), 0.0, division.quality
 
-    def _gpu(
-        self, division: Division, holders: Mapping[int, float] | None, pids: frozenset[int]
-    ) -> tuple[float, Quality] | None:
+    def _gpu(self, division: Division, holders: Mapping[int, float] | None, pids: frozenset[int]) -> _Part | None:
+        """Joules of a GPU: whole, its idle part apart, where the engine alone uses it; else its share of the work."""
         named = division.device in self._gpus
         if self._gpus and not named:
             return None
         own = [share for pid, share in (holders or {}).items() if pid in pids]
+        whole = (division.energy_j, min(division.energy_j, division.idle_j), division.quality)
         if not own:
-            return (division.energy_j, division.quality) if named else None
+            return whole if named else None
         if len(own) == len(holders or {}):
-            return division.energy_j, division.quality
+            return whole
         share = math.fsum(own)
-        return (share if math.isnan(share) else min(1.0, share)) * division.energy_j, division.quality
+        above_j = division.energy_j - division.idle_j
+        return (share if math.isnan(share) else min(1.0, share)) * above_j, 0.0, division.quality
 
     def _unseen(self, divisions: Mapping[str, Division], holders: Holders) -> bool:
         """Whether the engine may use a GPU unseen: the driver says of none who uses it, and none was named."""

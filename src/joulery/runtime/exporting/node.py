@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from joulery.accounting.node_energy import NodeBook, NodeUse, divide
+from joulery.domain.energy.channel import Channel
 from joulery.domain.energy.workload import OTHER, NodeWorkload, WorkloadUse
-from joulery.runtime.exporting.channels import NodeChannels
+from joulery.runtime.exporting.channels import IdleBoards, NodeChannels
 from joulery.runtime.exporting.engines import EngineWatch, Holders, ask_all
 from joulery.runtime.exporting.intensity import IntensityFeed
-from joulery.runtime.measuring.share import BusyReader, SharedMeter
+from joulery.runtime.measuring.share import BusyMeter, BusyReader, SharedMeter
 
 MAX_WORKLOADS = 100
 """Workloads that are exported by name."""
@@ -109,7 +110,7 @@ class NodeExporter:
     ) -> None:
         self.readers, self.engines, self.book, self.lock = readers, engines, NodeBook(), threading.Lock()
         self._clock_s, self._unix_s, self._say = clock_s, unix_s, say
-        self._names = _Names()
+        self._names, self._idle = _Names(), IdleBoards()
         self._cpus = sum(readers.busy.cpus)
         if readers.workloads.hidden:
             say("processes of other users are hidden here (hidepid): their joules are unattributed")
@@ -118,6 +119,7 @@ class NodeExporter:
         self._busy_s = math.fsum(readers.busy.read())
         readers.workloads.read()
         self._holders()
+        self._computed()
         self._ask()
         self._tell_all()
 
@@ -169,10 +171,14 @@ class NodeExporter:
         cpu_s: dict[NodeWorkload, float] = {}
         for workload, spent_s in use.cpu_s.items():
             cpu_s[shown[workload]] = cpu_s.get(shown[workload], 0.0) + spent_s
-        boards = {device: _by_workload(pids, use, shown) for device, pids in holders.items()}
+        idle = self._idle_boards(taken, holders, elapsed_s)
+        boards = {
+            device: _by_workload(dict.fromkeys(pids or {}, 0.0) if device in idle else pids, use, shown)
+            for device, pids in holders.items()
+        }
         divisions = divide(
             [(channel, energy_j) for channel, energy_j, _ in taken],
-            NodeUse(elapsed_s, self._cpus * elapsed_s, max(0.0, grown_s), cpu_s, boards),
+            NodeUse(elapsed_s, self._cpus * elapsed_s, max(0.0, grown_s), cpu_s, boards, self._idle.power_w),
         )
         g_per_kwh = self.intensity() * self.readers.pue
         self.book.settle(divisions, g_per_kwh)
@@ -182,6 +188,28 @@ class NodeExporter:
         whole = all(known for _, _, known in taken)
         for engine in self.engines:
             engine.spend(by_device, use, holders, self.readers.workloads.family, g_per_kwh, whole=whole)
+
+    def _idle_boards(
+        self, taken: Sequence[tuple[Channel, float, bool]], holders: Holders, elapsed_s: float
+    ) -> frozenset[str]:
+        """GPUs on which nothing computed over an interval; what they drew is learned as their idle power."""
+        computed = self._computed()
+        idle = frozenset(
+            device for device, pids in holders.items() if pids == {} or (pids and computed.get(device) is False)
+        )
+        for device in idle:
+            mine = [(energy_j, known) for channel, energy_j, known in taken if channel.device == device]
+            if mine and all(known for _, known in mine):
+                self._idle.learn(device, math.fsum(energy_j for energy_j, _ in mine), elapsed_s)
+        return idle
+
+    def _computed(self) -> dict[str, bool | None]:
+        """By GPU: whether anything computed there since the last call; None where the driver does not say."""
+        found: dict[str, bool | None] = {}
+        for meter in self.readers.channels.meters:
+            if isinstance(meter, BusyMeter):
+                found.update(meter.busy())
+        return found
 
     def _shown(self, use: WorkloadUse, elapsed_s: float, now_s: float) -> dict[NodeWorkload, NodeWorkload]:
         alive = {*use.cpu_s, *use.workload_of.values()}

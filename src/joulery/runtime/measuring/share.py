@@ -84,6 +84,15 @@ class SharedMeter(Protocol):
 
 
 @runtime_checkable
+class BusyMeter(Protocol):
+    """A meter whose driver reports whether its devices compute."""
+
+    def busy(self) -> Mapping[str, bool | None]:
+        """Whether anything computed on each device since the last call; None where the driver does not say."""
+        ...
+
+
+@runtime_checkable
 class IdentifiedMeter(Protocol):
     """A meter that knows its devices by UUID."""
 

@@ -117,6 +117,7 @@ def cluster_view(
         min_gpus=np.array([job.min_slots for job in ordered], np.int64),
         **_deadlines(ordered, grid),
         round_s=round_s,
+        ended_gpu_s=np.array(state.ended_slot_s, np.float64),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from typing import Any, Protocol
 
 import orjson
@@ -25,6 +26,7 @@ from joulery.domain.cluster import (
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
+from joulery.months import month_of
 from joulery.runtime.schedule.decisions import (
     PlannedAction,
     StopRules,
@@ -140,6 +142,7 @@ class Scheduler:
         self._first, self._pause_end_s = True, -math.inf
         self._shadowed: dict[int, ClusterAction] = {}
         self._fitting: dict[int, bool] = {}
+        self._grams_of: dict[str, str] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
         """Look at the cluster, count energy, make a round if one is due, and apply the actions that are due.
@@ -168,6 +171,7 @@ class Scheduler:
         self._meet(snapshot)
         self._check_starts(snapshot, now_s)
         tick.snapshot = snapshot = self._judged(snapshot, now_s)
+        self._close_month(now_s)
         self._count(snapshot, now_s, elapsed_s)
         self._forget(snapshot)
         if round_now or self._due(now_s):
@@ -296,12 +300,23 @@ class Scheduler:
             if stops is not None and running and job.id not in stops:
                 self.record("started", job=job.id, slots=job.slots)
 
+    def _close_month(self, now_s: float) -> None:
+        """Log what each job had cost at the last look of a month that is over: statements cut jobs there."""
+        month, before = month_of(now_s, UTC), self.state.month
+        if month <= before:  # also where the clock was set back
+            return
+        for job, tally in self.state.tallies.items() if before else ():
+            if tally.executed_s > 0:
+                self._log("month", {"month": before, "job": job, **_cost(tally), **self._grams_of})
+        self.record("month", month=month)
+
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
         """Record the tallies that changed since the last tick."""
         if elapsed_s is None:
             elapsed_s = 0.0 if math.isnan(self._looked_s) else max(0.0, now_s - self._looked_s)
         self._looked_s = now_s
         totals, carbon, state = self._energy.read(snapshot), self._intensity.history(now_s), self.state
+        self._grams_of = {} if carbon is None else {"signal": carbon.signal.value, "scope": carbon.scope.value}
         ended = (job for job in snapshot.jobs if job.state.over and job.id in state.tallies)
         tallies, seen, who, changed = dict(state.tallies), dict(state.energy_seen), dict(state.who), []
         for job in (*schedulable(snapshot), *ended):
@@ -312,7 +327,7 @@ class Scheduler:
             self._check_saved(job)
             look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             tallies[job.id] = observe(tallies.get(job.id, Tally()), look, self._timing.measure, carbon)
-            who[job.id] = (job.owner, job.name, job.partition)
+            who[job.id] = (job.owner, job.name, job.partition, job.account)
             changed.append(job.id)
         new = replace(state, tallies=tallies, energy_seen=seen, who=who)
         changed = [job for job in changed if job not in state.tallies or _differs(state, new, job)]
@@ -336,7 +351,8 @@ class Scheduler:
         tracked = {*state.target, *state.tallies, *state.submitted_s, *(job for job, _ in state.waiting)}
         for number in sorted(tracked - alive):
             if number in state.tallies or state.knows(number):
-                self._log("over", {"job": number, **_facts(ended.get(number)), **_cost(state.tallies.get(number))})
+                cost = {**_cost(state.tallies.get(number)), **self._grams_of}
+                self._log("over", {"job": number, **_facts(ended.get(number)), **cost})
             self.record("gone", job=number)
 
     def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:
@@ -453,7 +469,7 @@ def _differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
 def _facts(job: ClusterJob | None) -> dict[str, Any]:
     if job is None:
         return {"state": "unknown"}
-    who = {"name": job.name, "owner": job.owner, "partition": job.partition}
+    who = {"name": job.name, "owner": job.owner, "partition": job.partition, "account": job.account}
     return {"state": job.state, **who, "restarts": job.restarts}
 
 

@@ -17,6 +17,8 @@ event          fields
 ``released``   ``job``, ``at_s``: a planned job was released; from now on the cluster may start it
 ``refused``    ``job``, ``until_s``, ``text``: it did not start on free slots, so it reserves none until then
 ``unsaved``    ``job``: its progress after a stop is less than half of that before: it is never stopped again
+``lengths``    ``slot_s``: slot-seconds of the jobs that ended last; a compacted journal has it
+``month``      ``month``: a calendar month began, UTC; what each job had cost until then is in the log
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -32,6 +34,7 @@ from typing import Any, TypeVar
 
 from joulery.accounting.training_jobs import JobWindow, Tally
 from joulery.domain.quality import Quality
+from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.runtime.schedule.energy import SourceTotal
 
 T = TypeVar("T")
@@ -54,7 +57,7 @@ class SchedulerState:
         tallies: What each job cost and how well it runs.
         submitted_s: First submission of each job, Unix seconds; Slurm forgets it when it requeues a job.
         energy_seen: Last totals of each energy source, by job.
-        who: Owner, name and partition of each job: reports need no cluster.
+        who: Owner, name, partition and account of each job: reports need no cluster.
         stops: Running jobs that the last round moves; None for every job whose size differs from the plan's.
         priority: The cluster's own priority of each job when it was first seen.
         released_s: When a planned job was released that has not started yet, Unix seconds.
@@ -63,6 +66,8 @@ class SchedulerState:
         patient: Jobs that wait for a cleaner hour.
         hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
         holds: How many jobs with a deadline may still do so, by pool.
+        ended_slot_s: Slot-seconds of the jobs that ended last, oldest first.
+        month: Calendar month of the last look, UTC, as ``2026-11``; empty before the first.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -75,7 +80,7 @@ class SchedulerState:
     tallies: Mapping[int, Tally] = field(default_factory=dict)
     submitted_s: Mapping[int, float] = field(default_factory=dict)
     energy_seen: Mapping[int, Mapping[str, SourceTotal]] = field(default_factory=dict)
-    who: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
+    who: Mapping[int, tuple[str, str, str, str]] = field(default_factory=dict)
     stops: frozenset[int] | None = None
     priority: Mapping[int, float] = field(default_factory=dict)
     released_s: Mapping[int, float] = field(default_factory=dict)
@@ -84,6 +89,8 @@ class SchedulerState:
     patient: frozenset[int] = frozenset()
     hold_slack_s: float = math.inf
     holds: Mapping[str, int] = field(default_factory=dict)
+    ended_slot_s: tuple[float, ...] = ()
+    month: str = ""
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -118,6 +125,10 @@ def compacted(state: SchedulerState) -> list[dict[str, Any]]:
         {"kind": "tallies", **tallies_event(state, state.tallies)},
         {"kind": "known", "jobs": {}, "kinds": [], "priority": {str(job): p for job, p in state.priority.items()}},
     ]
+    if state.ended_slot_s:
+        events.append({"kind": "lengths", "slot_s": state.ended_slot_s})
+    if state.month:
+        events.append({"kind": "month", "month": state.month})
     events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
     events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
     return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
@@ -269,6 +280,7 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
         energy_seen=_without(state.energy_seen, job),
         submitted_s=_without(state.submitted_s, job),
         who=_without(state.who, job),
+        ended_slot_s=_with_length(state, job),
         stops=None if state.stops is None else state.stops - {job},
         priority=_without(state.priority, job),
         released_s=_without(state.released_s, job),
@@ -279,6 +291,20 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
     )
 
 
+def _with_length(state: SchedulerState, job: int) -> tuple[float, ...]:
+    """The lengths of ended jobs with that of one more, if it ran at all."""
+    slot_s = state.tallies[job].slot_s if job in state.tallies else 0.0
+    return (*state.ended_slot_s, slot_s)[-ENDED_JOBS:] if slot_s > 0 else state.ended_slot_s
+
+
+def _lengths(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, ended_slot_s=tuple(float(slot_s) for slot_s in event["slot_s"]))
+
+
+def _month(state: SchedulerState, event: Event) -> SchedulerState:
+    return replace(state, month=str(event["month"]))
+
+
 def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
     tallies, seen, who = dict(state.tallies), dict(state.energy_seen), dict(state.who)
     for number, document in event["jobs"].items():
@@ -287,8 +313,8 @@ def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
         if document.get("seen") is not None:
             seen[job] = _energy_seen(document["seen"])
         if document.get("who") is not None:
-            owner, name, partition = document["who"]
-            who[job] = (str(owner), str(name), str(partition))
+            owner, name, partition, account = (*document["who"], "")[:4]  # earlier versions wrote no account
+            who[job] = (str(owner), str(name), str(partition), str(account))
     return replace(state, tallies=tallies, energy_seen=seen, who=who)
 
 
@@ -303,6 +329,8 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "refused": _refused,
     "unsaved": _unsaved,
     "gone": _gone,
+    "lengths": _lengths,
+    "month": _month,
     "tallies": _tallies,
 }
 

@@ -23,6 +23,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
 from joulery.perf.power.training_power import NodePower, PowerTable
 from joulery.policies.training.allocation import Allocation, ClusterView, start_waiting
+from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
@@ -146,6 +147,7 @@ class Plant:
         self.integral = (0.0, 0.0)  # of the intensity, with its time
         self.preemptions = self.rescales = self.most_gpus = 0
         self.unfinished = n
+        self.ended_s: deque[float] = deque(maxlen=ENDED_JOBS)
         self.hash = hashlib.blake2b(digest_size=16)
         self.kernel.on("done", Rank.COMPLETION, self._done)
         self.kernel.on("sleep", Rank.COMPLETION, self._sleep)
@@ -191,6 +193,7 @@ class Plant:
             return
         self._stop(now_s, job)
         self.finish_s[job] = now_s
+        self.ended_s.append(float(self.attained_s[job]))
         del self.active[job]
         self.unfinished -= 1
         self._start_waiting(now_s)
@@ -364,6 +367,7 @@ class Plant:
             expected_g_per_kwh=ahead.at(now_s),
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
+            ended_gpu_s=np.array(self.ended_s, np.float64),
         )
 
     def _act(self, now_s: float, decision: Decision) -> None:

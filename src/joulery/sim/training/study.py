@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from joulery.perf.power.training_power import (
 from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias, zeus_limits
-from joulery.policies.training.green import LEAN, LEAN_ETA, Green, green_paper
+from joulery.policies.training.green import LEAN, LEAN_ETA, Green, ServiceOrder, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
@@ -189,7 +189,7 @@ def _lean(kind: str, about: str) -> Scheme:
 
 _KIND = "jobs.policy.kind: green"
 _LIVE_KNOBS = frozenset(
-    {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio"}
+    {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio", "order"}
 )
 """Knobs that are also keys of ``jobs.policy``."""
 
@@ -305,6 +305,8 @@ def _with(runs_as: str, more: str) -> str:
 def _knob(text: str, name: str) -> Any:
     if text == "none":
         return None
+    if text in get_args(ServiceOrder):
+        return text
     try:
         return int(text) if text.lstrip("-").isdecimal() else float(text)
     except ValueError:

@@ -7,18 +7,33 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from joulery.ui.cli.options import cluster_option
 
 if TYPE_CHECKING:
     from joulery.app.limits_config import LimitsConfig
     from joulery.config.site import Site
 
 
+@dataclass(frozen=True, slots=True)
+class AgentFlags:
+    """The flags of ``joulery agent`` that its configuration is made from."""
+
+    sample: str
+    once: bool
+    node: str | None
+    prolog: Path | None
+    progress_socket: Path | None
+
+
 @click.command("agent")
 @click.argument("site", type=click.Path(path_type=Path))
+@cluster_option
 @click.option("--sample", default="30 s", metavar="TIME", help="Sampling interval (30 s).")
 @click.option("--once", is_flag=True, help="One sample, then end.")
 @click.option("--node", help="The node's name; SLURMD_NODENAME or the host's unless given.")
@@ -35,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--orders", hidden=True, help="The site file's settings, already read.")
 def command(
     site: Path,
+    cluster: str | None,
     sample: str,
     once: bool,
     node: str | None,
@@ -50,7 +66,7 @@ def command(
     """
     if orders is None:
         # Reading a site takes more memory than metering jobs: this process replaces itself by one that read no site.
-        given = _orders(site, sample, once, node, prolog, progress_socket)
+        given = _orders(site, cluster, AgentFlags(sample, once, node, prolog, progress_socket))
         flags = ["--json"] if as_json else []
         argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
         os.execv(sys.executable, argv)
@@ -59,18 +75,16 @@ def command(
     run_node_agent(AgentConfig.from_json(orders), _say_json if as_json else _say)
 
 
-def _orders(
-    site: Path, sample: str, once: bool, node: str | None, prolog: Path | None, progress_socket: Path | None
-) -> str:
+def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
     """The orders of the agent, from its flags and the site file."""
     from joulery.app.node_agent import AgentConfig, AgentTimes
-    from joulery.app.wiring.cluster import jobs_of, progress_folder
+    from joulery.app.wiring.cluster import jobs_of, one_cluster, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
     from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
 
-    config = load(site)
+    config = one_cluster(load(site), cluster)
     folder = jobs_of(config).slurm.meters
     if folder is None:
         raise ConfigError(
@@ -79,15 +93,16 @@ def _orders(
             pointer="jobs.slurm.meters",
             hint="name a folder on a disk that all nodes share",
         )
-    name = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
-    progress = None if progress_socket is None else (str(progress_socket), str(progress_folder(config)))
+    name = flags.node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
+    progress = None if flags.progress_socket is None else (str(flags.progress_socket), str(progress_folder(config)))
     return AgentConfig(
         folder=str(folder),
         node=name,
-        only=name if node else "",
+        only=name if flags.node else "",
+        cluster=jobs_of(config).slurm.cluster or "",
         meters=meter_specs(config.meters),
-        times=AgentTimes(flag_quantity(sample, TIME, "--sample"), 1 if once else None),
-        prolog=None if prolog is None else str(prolog),
+        times=AgentTimes(flag_quantity(flags.sample, TIME, "--sample"), 1 if flags.once else None),
+        prolog=None if flags.prolog is None else str(flags.prolog),
         progress=progress,
         limits=_limits(config),
     ).to_json()

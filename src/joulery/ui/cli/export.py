@@ -27,7 +27,8 @@ from joulery.ui.cli.options import carbon_flags
     "meters",
     multiple=True,
     metavar="M",
-    help="rapl, nvml, dcgm:URL, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
+    help="rapl, nvml, amd, jetson, dcgm:URL, ipmi, redfish:URL, slurm, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. "
+    "Repeatable (all that this machine has).",
 )
 @carbon_flags
 @click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy, for grams (1).")

@@ -9,22 +9,25 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.options import cluster_option
+
 
 @click.command("jobs")
 @click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
+@cluster_option
 @click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(site: Path, cancel: int | None, as_json: bool) -> None:
+def command(site: Path, cluster: str | None, cancel: int | None, as_json: bool) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far; why a job waits, until when."""
     from joulery.app.schedule import cancel_job, list_jobs
     from joulery.config import load
 
     jobs = load(site)
     if cancel is not None:
-        state = cancel_job(jobs, cancel)
+        state = cancel_job(jobs, cancel, cluster)
         click.echo(json.dumps({"job": cancel, "state": state}) if as_json else f"job {cancel}: {state}")
         return
-    rows = list_jobs(jobs)
+    rows = list_jobs(jobs, cluster)
     if as_json:
         click.echo(json.dumps({"jobs": rows}))
         return
@@ -36,10 +39,12 @@ def command(site: Path, cancel: int | None, as_json: bool) -> None:
     # Why a job waits takes room: its columns are there while one does.
     waiting = any(row["rank"] or row["waits_because"] for row in rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in (*_TITLES, *(_WAITING if waiting else ())):
+    several = any("cluster" in row for row in rows)
+    for title in (*(("cluster",) if several else ()), *_TITLES, *(_WAITING if waiting else ())):
         table.add_column(title, justify="right" if title in _NUMBERS else "left")
     for row in rows:
         cells = (
+            *((str(row["cluster"]),) if several else ()),
             str(row["job"]), str(row["name"]), str(row["owner"]), str(row["state"]),
             str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
             si(row["energy_j"], "J"), grams(row["carbon_g"]),

@@ -30,19 +30,32 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
+@click.argument("runs", nargs=-1, type=click.Path(), metavar="[RUN]...")
+@click.option(
+    "--jobs",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="State folder of a scheduler (jobs.state): record its jobs, each in the last hour it ran in a month.",
+)
 @ledger_option
 @as_json_option
-def add(runs: tuple[str, ...], path: Path | None, as_json: bool) -> None:
-    """Record RUN; recording a run again replaces it."""
+def add(runs: tuple[str, ...], folders: tuple[Path, ...], path: Path | None, as_json: bool) -> None:
+    """Record RUN, or the jobs of a scheduler; recording one again replaces it."""
     from joulery.app.runs.bookkeeping import book
+    from joulery.app.runs.job_bookkeeping import book_jobs
     from joulery.app.runs.recorded import load_run
+    from joulery.domain.errors import ConfigError
 
+    if not runs and not folders:
+        raise ConfigError("nothing to record", expected="joulery ledger add RUN, or --jobs FOLDER")
     views = [load_run(run, with_timeline=True) for run in runs]
     with _open(path) as ledger:
         for view in views:
             book(view, ledger)
-        names = [view.name for view in views]
+        now_s = time.time()
+        names = [view.name for view in views] + [book_jobs(folder, ledger, now_s) for folder in folders]
         click.echo(json.dumps({"ledger": str(ledger.path), "recorded": names}) if as_json else "\n".join(names))
 
 

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     "meters",
     multiple=True,
     metavar="M",
-    help="rapl, nvml, dcgm:URL, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. Repeatable (all that this machine has).",
+    help="rapl, nvml, amd, jetson, dcgm:URL, ipmi, redfish:URL, slurm, cpu-model[:IDLE,MAX], replay:FILE, fake:WATTS. "
+    "Repeatable (all that this machine has).",
 )
 @click.option(
     "--trace",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +56,44 @@ class _Renamed(click.Option):
         return opts[self._former], ParameterSource.COMMANDLINE
 
 
+class KeyList(click.ParamType):  # type: ignore[type-arg]
+    """One or more of some names, separated by commas: ``month,account``."""
+
+    name = "keys"
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The names, as click shows a choice."""
+        return f"[{'|'.join(self._names)}],..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as given, checked."""
+        words = [word.strip() for word in str(value).split(",")]
+        for word in words:
+            if word not in self._names:
+                self.fail(f"{word!r} is not one of {', '.join(self._names)}.", param, ctx)
+        if len(set(words)) < len(words):
+            self.fail(f"{value!r} names a key twice.", param, ctx)
+        return ",".join(words)
+
+
+class Month(click.ParamType):  # type: ignore[type-arg]
+    """A calendar month, ``2026-11``."""
+
+    name = "month"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The month as given, checked."""
+        text = str(value)
+        if re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", text) is None:
+            self.fail(f"{text!r} is no month: write it as 2026-11.", param, ctx)
+        return text
+
+
+cluster_option = click.option("--cluster", metavar="NAME", help="Which of the site's clusters, where it lists several.")
+"""``--cluster NAME``: one of the site's clusters."""
 html_option = click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one HTML page; - for standard output."
 )

@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from joulery.ui.cli.options import carbon_flags, option
+from joulery.domain.errors import ConfigError
+from joulery.ui.cli.options import KeyList, Month, carbon_flags, chosen_format, format_option, html_option, option
+from joulery.ui.cli.statements import put_out, written_statement
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse
-    from joulery.app.past_jobs import PastReport
+    from joulery.app.past_jobs import PastJobsRequest, PastReport
+    from joulery.ui.kit.statement import Statement
+    from joulery.ui.reports.savings import SavingsReport
 
 _FLAG = "--from-sacct"
-_BY = ("owner", "account", "partition", "state", "name")
+# joulery.app.past_jobs.BY, repeated here so that --help imports nothing heavy; a test compares the two.
+BY = ("owner", "account", "partition", "state", "name", "month")
+# joulery.ui.kit.statement.FORMATS, likewise.
+FORMATS = ("text", "json", "csv", "markdown")
 
 
 class ReportOrSacct(click.Command):
@@ -28,7 +35,7 @@ class ReportOrSacct(click.Command):
         """The context of the command that the flags name."""
         if any(word == _FLAG or word.startswith(f"{_FLAG}=") for word in args):
             return sacct_command.make_context(info_name, args, parent, **extra)
-        if any(word in ("--since", "--jobs") or word.startswith(("--since=", "--jobs=")) for word in args):
+        if any(word.partition("=")[0] in ("--since", "--jobs", "--month") for word in args):
             from joulery.ui.cli.report_jobs import jobs_command
 
             return jobs_command.make_context(info_name, args, parent, **extra)
@@ -38,7 +45,8 @@ class ReportOrSacct(click.Command):
 @click.command("report")
 @click.option(_FLAG, "file", type=click.Path(path_type=Path), required=True, help="Output of sacct -P, with header.")
 @click.option("--since", metavar="TIME", help="Only what ran in the last 30d, 12h ...; everything unless given.")
-@click.option("--by", type=click.Choice(_BY), default="owner", help="Grouping key of the table (owner).")
+@click.option("--by", type=KeyList(BY), default="owner", help="Grouping keys of the table (owner); month splits jobs.")
+@click.option("--month", type=Month(), metavar="YYYY-MM", help="Only what jobs used in this calendar month.")
 @click.option("--gpu-power", metavar="W", help='Power of a GPU while a job holds it, such as "250 W".')
 @click.option("--cpu-power", metavar="W", help='Power of a core while a job holds it, such as "5 W" (not counted).')
 @click.option("--node-power", metavar="W", help="Power a node adds while a job holds it (not counted).")
@@ -49,11 +57,15 @@ class ReportOrSacct(click.Command):
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
 @option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags
+@format_option(*FORMATS, help="Output format (text); markdown suits a mail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@html_option
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def sacct_command(
     file: Path,
     since: str | None,
     by: str,
+    month: str | None,
     gpu_power: str | None,
     cpu_power: str | None,
     node_power: str | None,
@@ -63,10 +75,13 @@ def sacct_command(
     what_if: str | None,
     gpus: int | None,
     samples: int,
+    form: str | None,
     as_json: bool,
+    html: Path | None,
+    out: Path | None,
     **carbon: str | None,
 ) -> None:
-    """Report joules and grams of past Slurm jobs by owner, account or partition.
+    """Report joules and grams of past Slurm jobs by owner, account, partition or month.
 
     Joules are elapsed time times the stated power of what the jobs held (modelled), or Slurm's own measurement
     where sacct printed ConsumedEnergyRaw.
@@ -75,23 +90,26 @@ def sacct_command(
     sacct -a -X -P -S now-30days \\
         -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES > jobs.txt
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
+    joulery report --from-sacct jobs.txt --gpu-power "250 W" --by account,owner --month 2026-11 --format markdown
     """
     from joulery.app.past_jobs import PastJobsRequest, report_past, write_trace
-    from joulery.config.parsing.quantity import POWER, TIME, flag_quantity
+    from joulery.config.parsing.quantity import TIME, flag_quantity
 
-    def watts(text: str | None, flag: str) -> float | None:
-        return None if text is None else flag_quantity(text, POWER, flag)
+    form, out = chosen_format(form, as_json=as_json, html=html, out=out)
+    if what_if is not None and form not in ("text", "json"):
+        raise ConfigError("--what-if goes with text and json", pointer="--what-if", got=form)
 
     wanted = PastJobsRequest(
         file=file,
         since_s=None if since is None else flag_quantity(since, TIME, "--since"),
         by=by,
-        gpu_w=watts(gpu_power, "--gpu-power"),
-        cpu_w=watts(cpu_power, "--cpu-power") or 0.0,
-        node_w=watts(node_power, "--node-power") or 0.0,
+        gpu_w=_watts(gpu_power, "--gpu-power"),
+        cpu_w=_watts(cpu_power, "--cpu-power") or 0.0,
+        node_w=_watts(node_power, "--node-power") or 0.0,
         pue=pue,
         timezone=sacct_timezone,
         carbon={name: value for name, value in carbon.items() if value is not None},
+        month=month,
     )
     report = report_past(wanted)
     if trace is not None:
@@ -99,16 +117,41 @@ def sacct_command(
         click.echo(
             f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
         )
-    saved = None
-    if what_if is not None:
-        from joulery.app.past_jobs import simulated_savings
-        from joulery.ui.reports.savings import SavingsReport
+    saved = None if what_if is None else _saved(report, what_if, gpus, samples)
+    put_out(_written(report, saved, form, wanted), out)
 
-        saved = SavingsReport(simulated_savings(report, what_if, gpus, samples), report.total.carbon_g / 1e3)
-    if as_json:
-        click.echo(json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})))
-        return
-    click.echo(_text(report, by) + ("" if saved is None else f"\n\n{saved.text()}"))
+
+def _watts(text: str | None, flag: str) -> float | None:
+    from joulery.config.parsing.quantity import POWER, flag_quantity
+
+    return None if text is None else flag_quantity(text, POWER, flag)
+
+
+def _saved(report: PastReport, what_if: str, gpus: int | None, samples: int) -> SavingsReport:
+    from joulery.app.past_jobs import simulated_savings
+    from joulery.ui.reports.savings import SavingsReport
+
+    return SavingsReport(simulated_savings(report, what_if, gpus, samples), report.total.carbon_g / 1e3)
+
+
+def _written(report: PastReport, saved: SavingsReport | None, form: str, wanted: PastJobsRequest) -> str:
+    if form == "json":
+        return json.dumps(report.document() | ({} if saved is None else {"what_if": saved.document()})) + "\n"
+    if form == "text":
+        return _text(report, wanted.by) + ("" if saved is None else f"\n\n{saved.text()}") + "\n"
+    return written_statement(_statement(report, wanted.month), form)
+
+
+def _statement(report: PastReport, month: str | None) -> Statement:
+    from joulery.ui.kit.statement import Statement, StatementRow
+
+    def row(use: PastUse, keys: tuple[str, ...]) -> StatementRow:
+        joules = (use.energy_j, use.carbon_covered_j)
+        return StatementRow.of(keys, use.jobs, use.gpu_s, joules, use.carbon_g, str(use.quality))
+
+    rows = tuple(row(use, report.values[use.key]) for use in report.uses)
+    title = f"Energy and carbon of Slurm jobs{'' if month is None else f', {month}'}"
+    return Statement(title, report.by, rows, row(report.total, ()), report.notes)
 
 
 def _text(report: PastReport, by: str) -> str:
@@ -116,7 +159,7 @@ def _text(report: PastReport, by: str) -> str:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(by)
+    table.add_column(by.replace(",", " / "))
     for title in ("jobs", "GPU h", "energy", "carbon", "quality"):
         table.add_column(title, justify="right")
     for use in _shown(report.uses):
@@ -132,7 +175,8 @@ def _text(report: PastReport, by: str) -> str:
 
 
 def _shown(uses: Sequence[PastUse]) -> Sequence[PastUse]:
-    return uses[:40]
+    several = any(" / " in use.key for use in uses)
+    return uses if several else uses[:40]
 
 
 def _cells(use: PastUse) -> tuple[str, ...]:

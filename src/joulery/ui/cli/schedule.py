@@ -10,15 +10,20 @@ from typing import Any
 
 import click
 
+from joulery.ui.cli.options import cluster_option
+
 
 @click.command("schedule")
 @click.argument("site", type=click.Path(path_type=Path))
+@cluster_option
 @click.option("--backend", type=click.Choice(["local", "slurm"]), help="The site's jobs.backend unless given.")
 @click.option("--mode", type=click.Choice(["advise", "shadow", "act"]), help="The site's mode unless given.")
 @click.option("--once", is_flag=True, help="One round and its actions, then end.")
 @click.option("--release", is_flag=True, help="Release every job that joulery holds, then end.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line of the log as one JSON object.")
-def command(site: Path, backend: str | None, mode: str | None, once: bool, release: bool, as_json: bool) -> None:
+def command(
+    site: Path, cluster: str | None, backend: str | None, mode: str | None, once: bool, release: bool, as_json: bool
+) -> None:
     """Schedule the training jobs of SITE until Ctrl-C or SIGTERM.
 
     \b
@@ -30,10 +35,10 @@ def command(site: Path, backend: str | None, mode: str | None, once: bool, relea
     from joulery.config.site import Mode
 
     if release:
-        released = release_now(site, backend)
+        released = release_now(site, backend, cluster)
         click.echo(json.dumps({"released": released}) if as_json else f"released {len(released)} held jobs")
         return
-    request = ScheduleRequest(site, backend, None if mode is None else Mode(mode), once, tuple(sys.argv))
+    request = ScheduleRequest(site, backend, None if mode is None else Mode(mode), once, tuple(sys.argv), cluster)
     with stopped_by_signals() as stop:
         run_schedule(request, _say_json if as_json else _say, stop)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 )
 @click.option("--threads", type=click.IntRange(0), default=0, help="Threads inside an operator (one a core).")
 @click.option("--listen", metavar="HOST:PORT", help="Address (127.0.0.1:8080); port 0 takes a free one.")
+@click.option("--grpc", metavar="HOST:PORT", help="Answer over gRPC as well (none).")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
@@ -108,14 +109,15 @@ def command(
         runner.run(
             serve_models(
                 request,
-                lambda url, change: _say(url, change, as_json=as_json),
+                lambda url, grpc, change: _say(url, grpc, change, as_json=as_json),
                 lambda text: click.echo(text, err=True),
             )
         )
 
 
 _MODEL_OPTIONS = (
-    *("replicas", "cores", "share_ratio", "on", "gpus", "threads", "token_file", "tls_certificate", "tls_key"),
+    *("replicas", "cores", "share_ratio", "on", "gpus", "threads", "grpc", "token_file"),
+    *("tls_certificate", "tls_key"),
     *("queue", "deadline_s", "drain_s"),
 )
 """Parameters that a site file replaces."""
@@ -153,17 +155,23 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
         click.echo(json.dumps(report))
 
 
-def _say_address(url: str, models: Sequence[Mapping[str, str]]) -> None:
+def _say_address(url: str, grpc: str, models: Sequence[Mapping[str, str]]) -> None:
     """Print the address and the language models as one JSON object."""
-    click.echo(json.dumps({"url": url, "pid": os.getpid(), "models": list(models)}))
+    click.echo(json.dumps({"url": url, **_grpc(grpc), "pid": os.getpid(), "models": list(models)}))
 
 
-def _say(url: str, change: Transition, *, as_json: bool) -> None:
+def _grpc(address: str) -> dict[str, str]:
+    return {"grpc": address} if address else {}
+
+
+def _say(url: str, grpc: str, change: Transition, *, as_json: bool) -> None:
     """Print the address and the replicas."""
     if as_json:
         replicas = [{"service": spec.service, "variant": spec.variant} for spec in change.started]
-        click.echo(json.dumps({"url": url, "pid": os.getpid(), "ready_s": change.ready_s, "replicas": replicas}))
+        started = {"url": url, **_grpc(grpc), "pid": os.getpid(), "ready_s": change.ready_s, "replicas": replicas}
+        click.echo(json.dumps(started))
         return
     for spec in dict.fromkeys(change.started):
         click.echo(f"{change.started.count(spec)} x {spec}")
-    click.echo(f"serving at {url} (ready after {change.ready_s:.1f} s; Ctrl-C stops)")
+    beside = f" and grpc {grpc}" if grpc else ""
+    click.echo(f"serving at {url}{beside} (ready after {change.ready_s:.1f} s; Ctrl-C stops)")

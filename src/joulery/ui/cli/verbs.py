@@ -14,6 +14,7 @@ JOURNEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "account": "Charge recorded power to recorded operations: joules by tensor operation.",
             "precision": "Judge traced runs: how similar they are, and what the sensor resolves.",
             "export": "Export this node's energy to Prometheus: by device, workload, model, token and request.",
+            "rapl-helper": "Read the processors' energy counters as root, for users who may not.",
             "monitor": "Measure processes in any language that ask for it over a Unix socket.",
         },
         "Plan": {
@@ -26,6 +27,7 @@ JOURNEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "train-length-predictor": "Train a predictor of output lengths from a request log, and score it.",
         },
         "Schedule": {
+            "when": "Find the start of a job that causes the least carbon, by a forecast.",
             "schedule": "Schedule training jobs by carbon and energy: beside Slurm, or on this machine.",
             "submit": "Queue a training job on this machine.",
             "jobs": "List the training jobs of a site, or cancel one.",

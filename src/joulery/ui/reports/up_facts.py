@@ -71,7 +71,7 @@ def plan_facts(plan: PlanInForce) -> Iterator[Fact]:
     yield "standbys", text or "none: the plan leaves no room for them"
 
 
-def serving_facts(session: ServingSession, url: str) -> Iterator[Fact]:
+def serving_facts(session: ServingSession, url: str, grpc: str = "") -> Iterator[Fact]:
     """The grid, the demand and the first plan of each service, and the dashboard."""
     label, feed = session.site_label.carbon, session.grid.feed(session.started_s)
     if label is None and session.grid.source is not None:
@@ -94,4 +94,6 @@ def serving_facts(session: ServingSession, url: str) -> Iterator[Fact]:
         yield "running", decisions[-1].detail
     if session.models is not None:
         yield "serving", f"at {url}/v1"
+    if grpc:
+        yield "grpc", f"at {grpc}"
     yield "dashboard", f"{url}/dashboard"

@@ -53,7 +53,7 @@ class Silent:
     def plan(self, plan: PlanInForce) -> None:
         """Nothing."""
 
-    def serving(self, session: ServingSession, url: str) -> None:
+    def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
         """Nothing."""
 
     def progress(self, done: int, of: int, what: str) -> None:
@@ -79,15 +79,16 @@ class AddressOnly(Silent):
     """Reports the address once requests are answered, and nothing else.
 
     Args:
-        report: Called with the address and the language models: ``model``, ``engine`` and ``variant`` of each.
+        report: Called with the address, that of gRPC and the language models: ``model``, ``engine`` and ``variant``
+            of each.
     """
 
-    def __init__(self, report: Callable[[str, Sequence[Mapping[str, str]]], None]) -> None:
+    def __init__(self, report: Callable[[str, str, Sequence[Mapping[str, str]]], None]) -> None:
         self._report = report
 
-    def serving(self, session: ServingSession, url: str) -> None:
+    def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
         """Report the address."""
-        self._report(url, () if session.models is None else session.models.engines)
+        self._report(url, grpc, () if session.models is None else session.models.engines)
 
 
 class ConsoleScreen:
@@ -130,9 +131,9 @@ class ConsoleScreen:
         """Print a plan."""
         self._facts(plan_facts(plan))
 
-    def serving(self, session: ServingSession, url: str) -> None:
+    def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
         """Print the demand, the first plans, their remarks and the address."""
-        self._facts(serving_facts(session, url))
+        self._facts(serving_facts(session, url, grpc))
         for one in session.services.values():
             if one.chosen is not None and one.chosen.remark:
                 self.warn(one.chosen.remark)

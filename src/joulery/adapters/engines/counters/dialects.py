@@ -13,6 +13,9 @@ Sources, as the engines print them:
   ``trtllm_prompt_tokens_total``, ``trtllm_generation_tokens_total``, by ``model_name``; counted when a request ends.
 * llama.cpp with ``--metrics``: ``llamacpp:prompt_tokens_total``, ``llamacpp:tokens_predicted_total``; it counts no
   requests.
+* Ray Serve LLM and other Ray programs print vLLM's and SGLang's names behind Ray's, on the page of the node's agent:
+  ``ray_vllm:generation_tokens_total``, with newer releases ``ray_vllm_generation_tokens_total``. Collectors that allow
+  no colon print ``vllm_generation_tokens_total``.
 
 Requests that were aborted or failed are not answered: their tokens count, they do not.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joulery.adapters.engines.counters.exposition import ScrapedSample, names_of, samples
 from joulery.domain.energy.workload import EngineCounters, ModelCounters
@@ -42,6 +45,7 @@ class _Dialect:
     active: tuple[str, ...]
     model: str = "model_name"
     compute_us: str = ""
+    behind_ray: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,6 +92,21 @@ _DIALECTS = (
         ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
     ),
 )
+_RENAMED = tuple(
+    replace(
+        dialect,
+        requests=dialect.requests.replace(colon, prefix),
+        prompt=dialect.prompt.replace(colon, prefix),
+        output=dialect.output.replace(colon, prefix),
+        active=tuple(name.replace(colon, prefix) for name in dialect.active),
+        behind_ray=prefix.startswith("ray_"),
+    )
+    for dialect in _DIALECTS
+    if dialect.engine in ("vllm", "sglang")
+    for colon in (f"{dialect.engine}:",)
+    for prefix in (f"ray_{colon}", f"ray_{dialect.engine}_", f"{dialect.engine}_")
+)
+"""The same engines under the names that Ray and some collectors give their counters."""
 ENGINES = tuple(dialect.engine for dialect in _DIALECTS)
 
 
@@ -98,7 +117,7 @@ def engine_counters(exposition: str) -> EngineCounters:
         DataError: No engine known here prints such a page, or it is malformed.
     """
     printed = names_of(exposition)
-    for dialect in _DIALECTS:
+    for dialect in (*_DIALECTS, *_RENAMED):
         if printed.intersection(dialect.names):
             return _read(dialect, samples(exposition, dialect.names))
     raise DataError(
@@ -129,4 +148,4 @@ def _read(dialect: _Dialect, found: Iterable[ScrapedSample]) -> EngineCounters:
             values.get(dialect.output, missing),
             values[dialect.compute_us] / _US_PER_S if dialect.compute_us in values else math.nan,
         )
-    return EngineCounters(dialect.engine, models, math.fsum(active) if active else math.nan)
+    return EngineCounters(dialect.engine, models, math.fsum(active) if active else math.nan, dialect.behind_ray)

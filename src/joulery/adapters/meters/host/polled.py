@@ -1,0 +1,114 @@
+"""Sources that take longer to answer than a sampler may wait: asked in a thread, read from memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from joulery.domain.energy.channel import Channel
+from joulery.domain.errors import JouleryError
+
+STALE_PERIODS = 3.0
+"""A reading older than this many periods is no longer given."""
+
+DIVIDED = "the host's energy is divided among processes by their CPU time alone, that of its GPUs and fans too"
+"""What a reader of a host's joules should know."""
+
+
+class PolledMeter:
+    """The latest answer of a slow source, while it is fresh.
+
+    Args:
+        channels: What the answer holds.
+        fetch: Asks once: a value a channel, NaN where there is none. Raises JouleryError where nothing answers.
+        name: The source, for notes.
+        period_s: Time between two questions.
+        now_s: A monotonic clock.
+        background: Ask in a thread; else in ``read``, when a period is over.
+        notes: What to say first.
+        first: An answer that is known already.
+    """
+
+    def __init__(
+        self,
+        channels: tuple[Channel, ...],
+        fetch: Callable[[], tuple[float, ...]],
+        name: str,
+        period_s: float,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        background: bool = True,
+        notes: tuple[str, ...] = (),
+        first: tuple[float, ...] | None = None,
+    ) -> None:
+        self._channels = channels
+        self._fetch, self._name, self._period_s, self._now_s = fetch, name, period_s, now_s
+        self._background = background
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._notes = list(notes)
+        self._values: tuple[float, ...] = first or (math.nan,) * len(channels)
+        self._asked_at_s = self._answered_at_s = now_s() if first else -math.inf
+        self._failure = ""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """What ``read`` returns."""
+        return self._channels
+
+    def read(self) -> tuple[float, ...]:
+        """The latest answer, joules or watts as each channel says; NaN without a fresh one."""
+        if self._closed.is_set():
+            return (math.nan,) * len(self._channels)
+        if not self._background:
+            if self._now_s() - self._asked_at_s >= self._period_s:
+                self.ask()
+        elif self._thread is None:
+            self._thread = threading.Thread(target=self._ask_on, name=self._name, daemon=True)
+            self._thread.start()
+        with self._lock:
+            fresh = self._now_s() - self._answered_at_s <= STALE_PERIODS * self._period_s
+            if not fresh and self._answered_at_s > -math.inf:
+                self._fail("no answer in time")
+            return self._values if fresh else (math.nan,) * len(self._channels)
+
+    def ask(self) -> None:
+        """Ask once, now."""
+        self._asked_at_s = self._now_s()
+        try:
+            values = self._fetch()
+        except JouleryError as error:
+            with self._lock:
+                self._values = (math.nan,) * len(self._channels)
+                self._fail(str(error))
+            return
+        with self._lock:
+            self._values, self._answered_at_s = values, self._now_s()
+            if self._failure:
+                self._failure = ""
+                self._notes.append(f"{self._name} answers again")
+
+    def notes(self) -> tuple[str, ...]:
+        """That the source was lost, or came back."""
+        with self._lock:
+            said, self._notes = tuple(self._notes), []
+        return said
+
+    def close(self) -> None:
+        """Stop asking. Safe to call twice."""
+        self._closed.set()
+
+    def _ask_on(self) -> None:
+        while not self._closed.is_set():
+            started_s = self._now_s()
+            self.ask()
+            self._closed.wait(max(0.0, self._period_s - (self._now_s() - started_s)))
+
+    def _fail(self, why: str) -> None:
+        """Say once that nothing answers; the lock is held."""
+        if not self._failure:
+            self._notes.append(f"{self._name} cannot be read: {why}")
+        self._failure = why

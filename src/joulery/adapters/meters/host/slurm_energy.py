@@ -1,0 +1,100 @@
+"""The node's power as Slurm gathers it (``acct_gather_energy``), by ``scontrol show node``.
+
+For nodes whose sensors only ``slurmd`` may read. What the watts cover depends on the plug-in: the whole node
+(``ipmi``, ``xcc``, ``pm_counters``) or its processors (``rapl``). With ``gpu`` Slurm adds up boards that the meters
+``nvml`` and ``amd`` tell apart. Joules of finished jobs (``ConsumedEnergyRaw``) are read by ``joulery report
+--from-sacct``.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable
+
+from joulery.adapters.clusters.slurm_commands import Runner, command, command_runner, raise_unless_done
+from joulery.adapters.meters.host.polled import DIVIDED, PolledMeter
+from joulery.domain.energy.channel import HOST, Channel, ReadingKind
+from joulery.domain.errors import CapabilityError, JouleryError
+from joulery.domain.quality import Quality
+
+PERIOD_S = 10.0
+TIMEOUT_S = 5.0
+_TYPE = re.compile(r"^\s*AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", re.MULTILINE)
+_WATTS = re.compile(r"\bCurrentWatts=(\S+)")
+_COMPONENTS = {"ipmi": HOST, "xcc": HOST, "pm_counters": HOST, "cray_aries": HOST, "ibmaem": HOST, "rapl": "packages"}
+
+Ask = Callable[[str], str]
+"""What Slurm prints for ``configuration``, or for the name of a node. Raises JouleryError."""
+
+
+def slurm_printer(run: Runner | None = None) -> Ask:
+    """Prints Slurm's configuration, or a node of the name given.
+
+    Args:
+        run: Runs a command of Slurm.
+    """
+    runner = run or command_runner(TIMEOUT_S)
+
+    def ask(what: str) -> str:
+        words = command("configuration") if what == "configuration" else command("node", node=what)
+        done = runner(words)
+        raise_unless_done(done, words)
+        return done.out
+
+    return ask
+
+
+def open_slurm_energy(node: str = "", ask: Ask | None = None, *, background: bool = True) -> PolledMeter:
+    """The power of this node.
+
+    Args:
+        node: Its name in Slurm; the host's short name when empty.
+        ask: Runs the commands.
+        background: Ask in a thread.
+
+    Raises:
+        CapabilityError: Slurm does not answer, gathers no energy, or not of this node.
+    """
+    ask = ask or slurm_printer()
+    node = node or platform.node().partition(".")[0]
+    try:
+        gathered = _TYPE.search(ask("configuration"))
+    except JouleryError as error:
+        raise CapabilityError(f"Slurm does not answer: {error}", resource="scontrol") from error
+    plugin = gathered[1] if gathered else "none"
+    component = _COMPONENTS.get(plugin)
+    if component is None:
+        raise CapabilityError(
+            f"Slurm gathers no energy of nodes here (AcctGatherEnergyType is {plugin})",
+            resource="slurm.conf",
+            hint="AcctGatherEnergyType=acct_gather_energy/ipmi or rapl, and AcctGatherNodeFreq=10, in slurm.conf",
+        )
+
+    def read() -> tuple[float, ...]:
+        return (power_w(ask, node),)
+
+    first = read()
+    channel = Channel("machine", component, ReadingKind.POWER, "slurm", Quality.MEASURED, update_s=PERIOD_S)
+    notes = (DIVIDED,) if component == HOST else ()
+    name = f"Slurm ({plugin})"
+    return PolledMeter((channel,), read, name, PERIOD_S, background=background, notes=notes, first=first)
+
+
+def power_w(ask: Ask, node: str) -> float:
+    """The node's power as Slurm read it last, watts.
+
+    Raises:
+        CapabilityError: Slurm has no reading of it (``n/s``, or 0 before the first one).
+    """
+    try:
+        watts = _WATTS.search(ask(node))
+    except JouleryError as error:
+        raise CapabilityError(f"Slurm does not show node {node}: {error}", resource=node) from error
+    if watts is None or not watts[1].isdigit() or int(watts[1]) == 0:
+        raise CapabilityError(
+            f"Slurm has no power reading of node {node}",
+            resource=node,
+            hint="AcctGatherNodeFreq=10 in slurm.conf; its log of slurmd says what the plug-in lacks",
+        )
+    return float(watts[1])

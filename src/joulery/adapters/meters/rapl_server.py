@@ -1,0 +1,202 @@
+"""The privileged side of :mod:`joulery.adapters.meters.rapl_helper`: it reads counters and understands ``r`` alone.
+
+It opens the counters and its socket as root, then gives root up: the kernel asks for rights when a file is opened, not
+when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import json
+import math
+import os
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from joulery.adapters.meters.rapl_helper import ASK, RENEWED_S, description, peer
+from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.ports import Meter
+
+MAX_CLIENTS = 64
+_SO_PEERGROUPS = 59
+_GROUP_BYTES = 1024
+"""The most that ``getsockopt`` of Python takes: 256 groups; a user of more has none here."""
+_TICK_S = 0.2
+
+
+class RaplServer:
+    """Answers root, the user who started it, and one group.
+
+    Args:
+        meter: The counters.
+        listener: A listening socket.
+        group: Number of the group that is answered.
+        say: Receives what an operator should know, once each.
+        now_s: A monotonic clock.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        listener: socket.socket,
+        group: int,
+        say: Callable[[str], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meter, self._listener, self._group, self._say, self._now_s = meter, listener, group, say, now_s
+        self._owner = os.geteuid()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._clients: set[socket.socket] = set()
+        self._refused: set[int] = set()
+        self._answer, self._read_at_s = b"", -math.inf
+
+    def serve(self, stop: threading.Event) -> None:
+        """Answer until ``stop`` is set."""
+        while not stop.is_set():
+            self.step(_TICK_S)
+        for client in tuple(self._clients):
+            self._hang_up(client)
+        self._selector.close()
+
+    def step(self, timeout_s: float) -> None:
+        """Answer what has come, waiting at most so long for it."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.fileobj, socket.socket):
+                self._serve_one(key.fileobj)
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError:  # it hung up before it was answered
+            return
+        client.setblocking(False)
+        _, uid, gid = peer(client)
+        if not self._permitted(client, uid, gid):
+            if uid not in self._refused and len(self._refused) < MAX_CLIENTS:
+                self._refused.add(uid)
+                self._say(f"user {uid} is refused: neither root nor a member of group {self._group}")
+            client.close()
+            return
+        if len(self._clients) >= MAX_CLIENTS:
+            client.close()
+            return
+        try:
+            client.send(description(self._meter.channels))
+        except OSError:
+            client.close()
+            return
+        self._clients.add(client)
+        self._selector.register(client, selectors.EVENT_READ)
+
+    def _permitted(self, client: socket.socket, uid: int, gid: int) -> bool:
+        return uid in (0, self._owner) or self._group in (gid, *peer_groups(client))
+
+    def _serve_one(self, client: socket.socket) -> None:
+        try:
+            if client.recv(16) != ASK:
+                self._hang_up(client)
+                return
+            client.send(self._reading())
+        except OSError:
+            self._hang_up(client)
+
+    def _reading(self) -> bytes:
+        """The counters, at most :data:`RENEWED_S` old."""
+        if self._now_s() - self._read_at_s >= RENEWED_S:
+            values = self._meter.read()
+            self._answer = json.dumps([None if math.isnan(v) else round(v * 1e6) for v in values]).encode()
+            self._read_at_s = self._now_s()
+            for note in self._meter.notes():
+                self._say(note)
+        return self._answer
+
+    def _hang_up(self, client: socket.socket) -> None:
+        self._clients.discard(client)
+        self._selector.unregister(client)
+        client.close()
+
+
+def peer_groups(connection: socket.socket) -> tuple[int, ...]:
+    """The further groups of the other end, as the kernel says; none where it is older than Linux 4.13."""
+    try:
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUP_BYTES)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(packed) // 4}I", packed[: len(packed) // 4 * 4])
+
+
+def group_number(name: str) -> int:
+    """The number of a group.
+
+    Raises:
+        ConfigError: There is no such group.
+    """
+    try:
+        return int(name) if name.isdigit() else grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise ConfigError(
+            "there is no such group", pointer="--group", got=name, expected="sudo groupadd --system joulery"
+        ) from error
+
+
+@contextlib.contextmanager
+def listening(path: Path, group: int) -> Iterator[socket.socket]:
+    """A socket that root and one group may connect to; its file is removed at the end.
+
+    Raises:
+        ConfigError: Another helper listens there, or the path is something else.
+        CapabilityError: It cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        _make_way(path)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        if os.geteuid() == 0:
+            os.chown(path, -1, group)
+        path.chmod(0o660)
+        listener.listen(16)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise CapabilityError(f"{path} cannot be made: {error.strerror or error}", resource=str(path)) from error
+    except ConfigError:
+        listener.close()
+        raise
+    made = path.stat()
+    try:
+        yield listener
+    finally:
+        listener.close()
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino == made.st_ino:
+                path.unlink()
+
+
+def _make_way(path: Path) -> None:
+    """Make the folder, and remove the socket that a killed helper left behind."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError("is in the way", pointer="--listen", got=str(path), expected="the path of a socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        failed = probe.connect_ex(str(path))
+    if failed not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise ConfigError("another helper listens there", pointer="--listen", got=str(path))
+    path.unlink(missing_ok=True)

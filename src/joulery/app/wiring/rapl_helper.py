@@ -1,0 +1,62 @@
+"""``joulery rapl-helper``: opens the counters and the socket as root, becomes another user, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulery.adapters.meters.rapl import POWERCAP, open_rapl
+from joulery.adapters.meters.rapl_helper import SOCKET
+from joulery.adapters.meters.rapl_server import RaplServer, group_number, listening
+from joulery.adapters.privileges import become
+from joulery.domain.errors import CapabilityError
+from joulery.runtime.schedule.loops import stopped_by_signals
+
+
+@dataclass(frozen=True, slots=True)
+class HelperConfig:
+    """Settings of the helper.
+
+    Attributes:
+        listen: Its socket.
+        group: The group whose members are answered.
+        user: User to become once everything is open; empty to stay.
+        root: The powercap folder.
+    """
+
+    listen: Path = SOCKET
+    group: str = "joulery"
+    user: str = "65534"
+    root: Path = POWERCAP
+
+
+def run_rapl_helper(config: HelperConfig, say: Callable[[str], None], started: Callable[[int], None]) -> None:
+    """Answer until a signal ends it.
+
+    Args:
+        config: Its settings.
+        say: Receives what an operator should know.
+        started: Receives the number of counters, once it listens.
+
+    Raises:
+        CapabilityError: There are no counters, they may not be read, or the socket cannot be made.
+        ConfigError: No such group or user, or another helper listens.
+    """
+    group = group_number(config.group)
+    try:
+        meter = open_rapl(config.root, helper=None)
+    except CapabilityError as error:
+        if error.grant is None:
+            raise
+        raise CapabilityError(
+            f"{error.message}; the helper must be started as root", resource=error.resource
+        ) from error
+    with closing(meter), listening(config.listen, group) as listener:
+        server = RaplServer(meter, listener, group, say)
+        if config.user:
+            become(config.user)
+        with stopped_by_signals() as stop:
+            started(len(meter.channels))
+            server.serve(stop)

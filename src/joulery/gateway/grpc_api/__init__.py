@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC: what Triton's and KServe's clients speak."""

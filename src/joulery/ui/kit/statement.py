@@ -1,0 +1,159 @@
+"""A statement of what jobs used: text, CSV, Markdown for a mail, or one HTML page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from joulery.domain.energy.carbon import JOULES_PER_KWH
+from joulery.ui.kit.html import Html, content_hash, head, static_text, tag, tiles, whole_page
+from joulery.ui.kit.html import table as html_table
+
+FORMATS = ("text", "json", "csv", "markdown")
+"""Formats beside the HTML page."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRow:
+    """One line of a statement.
+
+    Attributes:
+        keys: Values of the grouping keys.
+        jobs: How many jobs.
+        slot_h: GPU-hours, or slot-hours where slots are no GPUs.
+        energy_kwh: Energy.
+        carbon_kg: CO2-equivalent; NaN where no intensity is known.
+        quality: The weakest of the energy.
+    """
+
+    keys: tuple[str, ...]
+    jobs: int
+    slot_h: float
+    energy_kwh: float
+    carbon_kg: float
+    quality: str
+
+    @classmethod
+    def of(
+        cls, keys: tuple[str, ...], jobs: int, slot_s: float, joules: tuple[float, float], grams: float, quality: str
+    ) -> StatementRow:
+        """From SI units; ``joules`` are all of them and those whose intensity is known."""
+        carbon_kg = grams / 1e3 if joules[1] > 0 else math.nan
+        return cls(keys, jobs, slot_s / 3600.0, joules[0] / JOULES_PER_KWH, carbon_kg, quality)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """For a reader."""
+        carbon = "–" if math.isnan(self.carbon_kg) else _number(self.carbon_kg)
+        return (*self.keys, f"{self.jobs}", f"{self.slot_h:.1f}", _number(self.energy_kwh), carbon, self.quality)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Rows by key, and their total.
+
+    Attributes:
+        title: What it is about.
+        by: Names of the keys.
+        rows: The lines; those of a month stand together if the first key is ``month``.
+        total: All of it; its keys are not shown.
+        notes: What the numbers rest on, one sentence each.
+        slot: What a slot is called.
+    """
+
+    title: str
+    by: tuple[str, ...]
+    rows: tuple[StatementRow, ...]
+    total: StatementRow
+    notes: tuple[str, ...]
+    slot: str = "GPU"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return (*self.by, "jobs", f"{self.slot} h", "kWh", "kg CO2e", "quality")
+
+    @property
+    def total_cells(self) -> tuple[str, ...]:
+        """Of the last line."""
+        return ("total", *("" for _ in self.by[1:]), *self.total.cells[len(self.total.keys) :])
+
+
+def as_csv(statement: Statement) -> str:
+    """One line a row, all digits, no total: a spreadsheet adds up. An unknown amount of carbon is empty."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow((*statement.by, "jobs", f"{statement.slot.lower()}_h", "energy_kwh", "carbon_kg", "quality"))
+    for row in statement.rows:
+        carbon = "" if math.isnan(row.carbon_kg) else repr(row.carbon_kg)
+        keys = (_safe(key) for key in row.keys)
+        table.writerow((*keys, row.jobs, repr(row.slot_h), repr(row.energy_kwh), carbon, row.quality))
+    return text.getvalue()
+
+
+def as_markdown(statement: Statement) -> str:
+    """A heading, the table and the notes; readable as plain text in a mail."""
+    widths = [max(map(len, column)) for column in zip(*_lines(statement), strict=True)]
+    words = {*range(len(statement.by)), len(statement.names) - 1}
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.ljust(width) if at in words else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return f"| {' | '.join(padded)} |"
+
+    rule = ("-" * width if at in words else "-" * (width - 1) + ":" for at, width in enumerate(widths))
+    first, *rest = _lines(statement)
+    notes = [f"- {_cell(note)}" for note in statement.notes]
+    table = [line(first), f"| {' | '.join(rule)} |", *map(line, rest)]
+    return "\n".join([f"# {_cell(statement.title)}", "", *table, *([""] if notes else []), *notes, ""])
+
+
+def as_html(statement: Statement) -> str:
+    """One page that needs no other file."""
+    style = static_text("joulery.css")
+    policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
+    total, words = statement.total, {*range(len(statement.by)), len(statement.names) - 1}
+    carbon = "unknown" if math.isnan(total.carbon_kg) else f"{_number(total.carbon_kg)} kg"
+    facts = [
+        ("energy", f"{_number(total.energy_kwh)} kWh", total.quality),
+        ("carbon", carbon, "CO2-equivalent"),
+        (f"{statement.slot} hours", f"{total.slot_h:.1f}", f"{total.jobs} jobs"),
+    ]
+    rows: list[Sequence[Html | str]] = [row.cells for row in statement.rows]
+    rows.append([tag("strong", cell) for cell in statement.total_cells])
+    title = tag("h1", tag("span", "joulery ", class_="brand"), statement.title)
+    body = (
+        tag("header", tag("div", title), class_="top"),
+        tag(
+            "main",
+            tiles(facts),
+            tag("div", html_table(statement.names, rows, text=words), class_="card"),
+            tag("ul", (tag("li", note) for note in statement.notes), class_="notes") if statement.notes else None,
+        ),
+    )
+    return whole_page(head(statement.title, style, policy=policy), tag("body", *body))
+
+
+def _lines(statement: Statement) -> list[tuple[str, ...]]:
+    rows = (statement.names, *(row.cells for row in statement.rows), statement.total_cells)
+    return [tuple(map(_cell, row)) for row in rows]
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end a cell or a line of Markdown, or become HTML."""
+    flat = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+    return flat.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _safe(key: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{key}" if key[:1] in "=+-@\t\r" else key
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.3g}"
