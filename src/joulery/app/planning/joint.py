@@ -106,7 +106,7 @@ def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
     """The GPU type, with coefficients of shares unless only slices of it were measured."""
     if gpu.measurements is None or gpu.profile is not None or gpu.profile_file is not None:
         return gpu_type_of(index, gpu)
-    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.usd_per_hour, gpu.available)
+    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.price_usd_per_hour, gpu.available)
 
 
 def _service(site: Site, index: int, config: ServiceConfig) -> JointService:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.loads import Loads
@@ -143,7 +144,7 @@ async def _go_over(
 
 
 def _sizes(site: Site) -> dict[str, int]:
-    return {gpu.name: gpu.cpu_cores for gpu in site.fleet.gpus}
+    return {name: gpu.cpu_cores for gpu in site.fleet.gpus for name in (gpu.name, gpu.name + SPOT_SUFFIX)}
 
 
 def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, ModelRef]:
