@@ -103,20 +103,14 @@ def command(
     site = load(file)
     if series is not None:
         single = {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
+        single |= {"--objective": objective, "--lock": lock, "--intensity": intensity, "--max-moves": max_moves}
         if beside := next((flag for flag, value in single.items() if value is not None), None):
             raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
         _plan_series(site, preset, max_migrations, Path(series) if series else None, out, as_json)
         return
+    g_per_kwh, locked = _g_per_kwh(intensity), _names(lock)
     options = PlanOptions(
-        preset,
-        _names(compare),
-        running,
-        follow,
-        max_migrations,
-        max_moves,
-        _g_per_kwh(intensity),
-        objective,
-        _names(lock),
+        preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
     )
     made = plan_site(site, options)
     document = made.document()
@@ -128,13 +122,16 @@ def command(
     if as_json:
         click.echo(json.dumps(document))
     else:
-        _print(_shown(made, explain))
-        if triton is not None:
-            click.echo(
-                f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh"
-            )
+        _show(made, explain, triton)
     if made.violates:
         raise click.exceptions.Exit(3)
+
+
+def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
+    """Print a plan, and where Triton's files are."""
+    _print(_shown(made, explain))
+    if triton is not None:
+        click.echo(f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh")
 
 
 def _plan_series(
