@@ -112,8 +112,7 @@ def command(
         preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
     )
     made = plan_site(site, options)
-    document = made.document()
-    _keep(document, out)
+    _keep(document := made.document(), out)
     if page_file is not None:
         _write(page_file, _page(made, site, Path(file).stem))
     if triton is not None:
