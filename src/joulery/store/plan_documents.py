@@ -201,6 +201,9 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "power_demand_w": gpu.demand_w,
         **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, **_clocks_document(gpu, gpu.clock_set_mhz)}),
         **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
+        "memory_bytes": finite(gpu.memory_bytes),
+        "memory_limit_bytes": finite(gpu.memory_limit_bytes),
+        **({} if gpu.host is None else {"host": gpu.host}),
         "instances": [
             _instance_document(each)
             if gpu.clock_set_mhz is None
@@ -256,6 +259,7 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "slack_s": finite(each.slack_s),
         "throughput_rps": each.throughput_rps,
         "slo_s": each.slo_s,
+        "memory_bytes": finite(each.memory_bytes),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from joulery.app.planning.measurements import sliced_gpu_of, uncut_profile
+from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import error_margin, gpu_type_of, workload_of
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
@@ -102,6 +103,7 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         ConfigError: A service or a GPU type says too little.
         DataError: A profile file cannot be used.
     """
+    site = priced(site)
     if not site.services or not site.fleet.gpus:
         missing = "services" if not site.services else "fleet.gpus"
         raise ConfigError("there is nothing to plan", pointer=missing, expected="at least one service and GPU type")
@@ -122,7 +124,7 @@ def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
     """The GPU type, with coefficients of shares unless only slices of it were measured."""
     if gpu.measurements is None or gpu.profile is not None or gpu.profile_file is not None:
         return gpu_type_of(index, gpu)
-    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.usd_per_hour, gpu.available)
+    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.price_usd_per_hour, gpu.available)
 
 
 def _service(site: Site, index: int, config: ServiceConfig) -> JointService:

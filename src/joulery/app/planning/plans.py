@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
@@ -74,6 +75,8 @@ class SitePlan:
         difference: What changes against the running plan; None without one.
         margin_ratio: Safety margin that presets best and joint kept on latencies and demands; None for others.
         verdict: What a simulation saw of a joint plan; None where none was run.
+        uncovered_ratio: Error that the profiles report of themselves (1 measurement in 20 took so much longer than
+            predicted) and that the plan does not cover by its margin; 0 where it does.
         moves: What a joint plan changes of the running one; None without one.
     """
 
@@ -82,6 +85,7 @@ class SitePlan:
     difference: PlanDifference | None = None
     margin_ratio: float | None = None
     verdict: PlanVerdict | None = None
+    uncovered_ratio: float = 0.0
     moves: PlanMoves | None = None
 
     @property
@@ -94,6 +98,8 @@ class SitePlan:
         document = document_of(self.plan)
         if self.margin_ratio is not None:
             document["margin_ratio"] = self.margin_ratio
+        if self.uncovered_ratio > 0:
+            document["uncovered_error_ratio"] = finite(self.uncovered_ratio)
         if self.others:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
@@ -132,20 +138,20 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
         flag = "--lock" if options.lock else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
     if preset == LANGUAGE_PRESET:
-        return _plan_language_models(site, options)
+        return _plan_language_models(priced(site), options)
     if preset in LAYOUT_PRESETS:
         for flag, given in (("--compare", options.compare), ("--running", options.running)):
             if given:
                 raise ConfigError(f"plans of layouts take no {flag}", pointer=flag, hint="plan with preset best")
         from joulery.app.planning.layouts import layout_request, plan_layouts
 
-        return SitePlan(plan_layouts(preset, layout_request(site, options.g_per_kwh)))
+        return SitePlan(plan_layouts(preset, layout_request(priced(site), options.g_per_kwh)))
     if preset == "muserve" or site.plan.pipelines is not None:
         if options.running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
         from joulery.app.planning.stages import plan_stages, stage_request
 
-        staged = stage_request(site)
+        staged = stage_request(priced(site))
         plan = plan_stages(staged, preset)
         return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
     return _plan_shares(share_request(site), preset, options)
@@ -263,7 +269,8 @@ def _plan_shares(request: ShareRequest, preset: str, options: PlanOptions) -> Si
             plan = replace(plan, bound=lower_bound(request.workloads, request.types, request.rules))
     changes = None if old is None else difference(old, running_of(plan.gpus))
     margin = request.rules.margin_ratio if plan.policy in ("best", "follow") else None
-    return SitePlan(plan, _others(plan, options, make), changes, margin)
+    uncovered = request.error_ratio if request.error_ratio > (margin or 0.0) else 0.0
+    return SitePlan(plan, _others(plan, options, make), changes, margin, uncovered_ratio=uncovered)
 
 
 def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
@@ -282,7 +289,7 @@ def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
     joint = plan_joint_site(
         site, options.objective, options.g_per_kwh, options.lock, options.compare, running=running, max_moves=moves
     )
-    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, joint.moves)
+    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, moves=joint.moves)
 
 
 def _running_joint(file: Path) -> ProvisionPlan:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.app.planning.plans import JOINT_PRESET, plan_site
+from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
 from joulery.app.serving.joint_follower import JointFollower
@@ -189,7 +190,7 @@ def _next(site: Site, running: PlanInForce) -> Sequence[PlannedGpu]:
 
 
 def _sizes(site: Site) -> dict[str, int]:
-    return {gpu.name: gpu.cpu_cores for gpu in site.fleet.gpus}
+    return {name: gpu.cpu_cores for gpu in site.fleet.gpus for name in (gpu.name, gpu.name + SPOT_SUFFIX)}
 
 
 def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, ModelRef]:

@@ -197,6 +197,8 @@ def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
             shown.append(stages_text.pipeline_comparison([o for o in made.others if isinstance(o, PipelinePlan)]))
     else:
         shown.append(shares_text.plan_view(plan))
+        if made.uncovered_ratio > 0:
+            shown.append(shares_text.uncovered(made.uncovered_ratio))
         if plan.violations:
             shown.append(shares_text.violations_view(plan.violations))
         if explain:

@@ -66,8 +66,9 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
         text.append(f"\n{certificate.method}", "dim")
         return text
     if not math.isnan(certificate.relaxed):
-        proven = "optimal within its choices" if certificate.optimal else f"{percent(certificate.gap_ratio)} above it"
-        text.append(f"\nno plan has less than {bound}: this one is {proven}; prices alone prove ", "dim")
+        below = f"{percent(certificate.gap_ratio)} below this one"
+        proven = "this one is optimal within its choices" if certificate.optimal else below
+        text.append(f"\nno plan has less than {bound}, {proven}; prices alone prove ", "dim")
         text.append(value_text(certificate.objective, certificate.relaxed), "dim")
     elif certificate.optimal:
         text.append(f"\noptimal within its choices; prices prove that no plan has less than {bound}", "dim")
