@@ -100,27 +100,19 @@ def command(
         raise click.UsageError("Missing argument 'SITE'.")
     if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
-    site = load(file)
+    site, g_per_kwh, locked = load(file), _g_per_kwh(intensity), _names(lock)
     if series is not None:
-        single = {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
-        if beside := next((flag for flag, value in single.items() if value is not None), None):
-            raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
+        _refuse_single(
+            {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
+            | {"--objective": objective, "--lock": lock, "--intensity": intensity, "--max-moves": max_moves}
+        )
         _plan_series(site, preset, max_migrations, Path(series) if series else None, out, as_json)
         return
     options = PlanOptions(
-        preset,
-        _names(compare),
-        running,
-        follow,
-        max_migrations,
-        max_moves,
-        _g_per_kwh(intensity),
-        objective,
-        _names(lock),
+        preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
     )
     made = plan_site(site, options)
-    document = made.document()
-    _keep(document, out)
+    _keep(document := made.document(), out)
     if page_file is not None:
         _write(page_file, _page(made, site, Path(file).stem))
     if triton is not None:
@@ -128,13 +120,26 @@ def command(
     if as_json:
         click.echo(json.dumps(document))
     else:
-        _print(_shown(made, explain))
-        if triton is not None:
-            click.echo(
-                f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh"
-            )
+        _show(made, explain, triton)
     if made.violates:
         raise click.exceptions.Exit(3)
+
+
+def _refuse_single(given: dict[str, Any]) -> None:
+    """Refuse flags of one plan beside --series.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    if beside := next((flag for flag, value in given.items() if value is not None), None):
+        raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
+
+
+def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
+    """Print a plan, and where Triton's files are."""
+    _print(_shown(made, explain))
+    if triton is not None:
+        click.echo(f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh")
 
 
 def _plan_series(

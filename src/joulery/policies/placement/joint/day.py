@@ -20,7 +20,7 @@ from joulery.domain.gpu.plan_moves import PlanMoves, continued, gpu_moves, moves
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.successors import Choice, KeptLimits, groups_of, kept_choices
+from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, groups_of, kept_choices
 from joulery.policies.placement.joint.warm import WarmEffort, choose, chosen_gpus, narrowed, planned_from, replan
 
 _ALIKE_RATIO = 0.04
@@ -252,9 +252,9 @@ def _awake(problem: JointProblem, candidate: ProvisionPlan) -> ProvisionPlan | N
     if others or problem.slices:
         return None
     limits = KeptLimits(problem, candidate.certificate.rates_rps)
-    choices: list[Choice] = []
+    choices: list[GpuSuccessor] = []
     for source, group in enumerate(groups):
-        choices.append(Choice(source, -1, (), len(group.gpu.instances), 0.0, 0.0))
+        choices.append(GpuSuccessor(source, -1, (), len(group.gpu.instances), 0.0, 0.0))
         choices += kept_choices(problem, source, group, group.gpu.instances, limits)
     counts, flows = choose(problem, groups, choices, None, WarmEffort())
     return planned_from(problem, chosen_gpus(problem, choices, counts, flows)) if counts else None

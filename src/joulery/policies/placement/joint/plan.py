@@ -244,7 +244,7 @@ class _Replicas:
         return self._next[service] - 1
 
 
-class PlacedInstance(NamedTuple):
+class ChosenInstance(NamedTuple):
     """One instance of a GPU, chosen.
 
     Attributes:
@@ -281,12 +281,12 @@ def _gpu(
             number = replicas.number(each.service)
             limit_ms, batch, rate = option.process.limit_ms, option.process.batch, each.rate_rps
             placed.append(
-                PlacedInstance(each.service, each.variant, units, batch, limit_ms, rate, ratio * rate, number, count)
+                ChosenInstance(each.service, each.variant, units, batch, limit_ms, rate, ratio * rate, number, count)
             )
     return gpu_of(problem, known.machine, placed) if placed else None
 
 
-def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[PlacedInstance]) -> PlannedGpu:
+def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[ChosenInstance]) -> PlannedGpu:
     """A GPU with these instances, and what is predicted of each."""
     machine = problem.machines[machine_index]
     gpu, unit = machine.clocked, machine.gpu_type.profile.gpu.unit_percent

@@ -15,12 +15,12 @@ from joulery.domain.gpu.plan_moves import InstanceShape, gpu_moves, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.perf.instances import ServingInstance, predict_gpu
 from joulery.policies.placement.joint.master import KnownPattern
-from joulery.policies.placement.joint.plan import PlacedInstance
+from joulery.policies.placement.joint.plan import ChosenInstance
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import part_scv
 
 
-class Choice(NamedTuple):
+class GpuSuccessor(NamedTuple):
     """One way for a GPU to go on.
 
     Attributes:
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
     source: int | None
     machine: int
-    placed: tuple[PlacedInstance, ...]
+    placed: tuple[ChosenInstance, ...]
     moves: int
     cost: float
     power_w: float
@@ -118,7 +118,7 @@ def groups_of(problem: JointProblem, running: Sequence[PlannedGpu]) -> tuple[lis
 
 def successors(
     problem: JointProblem, groups: Sequence[RunningGroup], patterns: Sequence[KnownPattern], limits: KeptLimits
-) -> list[Choice]:
+) -> list[GpuSuccessor]:
     """Every choice for every running GPU, and every pattern on a further one.
 
     Args:
@@ -131,7 +131,7 @@ def successors(
     fresh = [(known, _pattern(problem, known)) for known in patterns]
     for source, group in enumerate(groups):
         gpu = group.gpu
-        found.append(Choice(source, -1, (), len(gpu.instances), 0.0, 0.0))
+        found.append(GpuSuccessor(source, -1, (), len(gpu.instances), 0.0, 0.0))
         for kept in _subsets(gpu):
             found += kept_choices(problem, source, group, kept, limits)
         before = [shape_of(each) for each in gpu.instances]
@@ -154,10 +154,10 @@ def _subsets(gpu: PlannedGpu) -> list[tuple[PlannedInstance, ...]]:
 
 def kept_choices(
     problem: JointProblem, source: int, group: RunningGroup, kept: tuple[PlannedInstance, ...], limits: KeptLimits
-) -> list[Choice]:
+) -> list[GpuSuccessor]:
     """Running instances at each clock of their GPU type at which all of them provide for something."""
     variants = [limits.variant(each) for each in kept]
-    found: list[Choice] = []
+    found: list[GpuSuccessor] = []
     if None in variants:
         return found
     for at, machine in enumerate(problem.machines):
@@ -171,32 +171,34 @@ def kept_choices(
             assert variant is not None
             rate, limit_ms = limits.best(group.fleet, each, time.load_ms + time.feedback_ms, time.gpu_ms)
             units = round(100 * each.share_ratio / unit)
-            placed.append(PlacedInstance(*variant, units, each.batch, limit_ms, rate, 0.0))
+            placed.append(ChosenInstance(*variant, units, each.batch, limit_ms, rate, 0.0))
         if all(each.provided_rps > 0 for each in placed):
             moves = len(group.gpu.instances) - len(kept)
             found.append(_choice(problem, source, at, tuple(placed), moves))
     return found
 
 
-def _pattern(problem: JointProblem, known: KnownPattern) -> tuple[PlacedInstance, ...]:
+def _pattern(problem: JointProblem, known: KnownPattern) -> tuple[ChosenInstance, ...]:
     layout = problem.packings[known.machine].tightest(known.layout.pattern) or known.layout
     placed = []
     for index, option, units in zip(layout.pattern, layout.options, layout.units, strict=True):
         item, one = problem.items[index], option.process
-        placed.append(PlacedInstance(item.service, item.variant, units, one.batch, one.limit_ms, item.rate_rps, 0.0))
+        placed.append(ChosenInstance(item.service, item.variant, units, one.batch, one.limit_ms, item.rate_rps, 0.0))
     return tuple(placed)
 
 
-def _shape(problem: JointProblem, machine: int, each: PlacedInstance) -> InstanceShape:
+def _shape(problem: JointProblem, machine: int, each: ChosenInstance) -> InstanceShape:
     service = problem.services[each.service]
     ratio = each.units * problem.machines[machine].gpu_type.profile.gpu.unit_percent / 100.0
     return InstanceShape(service.workload.id, service.variants[each.variant].model, round(ratio, 9), each.batch)
 
 
 def _choice(
-    problem: JointProblem, source: int | None, machine: int, placed: tuple[PlacedInstance, ...], moves: int
-) -> Choice:
+    problem: JointProblem, source: int | None, machine: int, placed: tuple[ChosenInstance, ...], moves: int
+) -> GpuSuccessor:
     one = problem.machines[machine]
     models = [problem.services[each.service].variants[each.variant].model for each in placed]
     watts = float(problem.standing_w[machine]) + math.fsum(one.clocked.overhead_w(model) for model in models)
-    return Choice(source, machine, placed, moves, problem.objective.value(watts, one.gpu_type.usd_per_hour, 1), watts)
+    return GpuSuccessor(
+        source, machine, placed, moves, problem.objective.value(watts, one.gpu_type.usd_per_hour, 1), watts
+    )

@@ -26,7 +26,7 @@ from joulery.policies.placement.joint.generation import JointEffort, JointGenera
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, KnownPattern
 from joulery.policies.placement.joint.plan import gpu_of, gpus_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.successors import Choice, KeptLimits, RunningGroup, groups_of, successors
+from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, RunningGroup, groups_of, successors
 
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
@@ -298,7 +298,7 @@ def _promising(generator: JointGenerator, duals: Duals) -> list[KnownPattern]:
 def choose(
     problem: JointProblem,
     groups: Sequence[RunningGroup],
-    choices: Sequence[Choice],
+    choices: Sequence[GpuSuccessor],
     max_moves: int | None,
     effort: WarmEffort,
 ) -> tuple[dict[int, int], dict[Flow, float]]:
@@ -343,7 +343,7 @@ def choose(
 
 
 def _add_flow_rows(
-    problem: JointProblem, model: object, flows: Sequence[Flow], choices: Sequence[Choice], first: int
+    problem: JointProblem, model: object, flows: Sequence[Flow], choices: Sequence[GpuSuccessor], first: int
 ) -> None:
     """Flows within what is provided, up to the rates, above the floors."""
     provided: dict[Flow, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -362,7 +362,7 @@ def _add_flow_rows(
 
 
 def chosen_gpus(
-    problem: JointProblem, choices: Sequence[Choice], counts: dict[int, int], flows: dict[Flow, float]
+    problem: JointProblem, choices: Sequence[GpuSuccessor], counts: dict[int, int], flows: dict[Flow, float]
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of some choices; flows are spread over their instances by what they are provided for.
 
