@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from joulery.config.devices import ClockConfig, GpuDeviceConfig
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.section import Section
+from joulery.config.parsing.section import InputFile, Section
 from joulery.config.plan import GpuConfig
 from joulery.domain.serving.service import Slice, SliceKind
 
@@ -41,6 +41,9 @@ class FleetConfig(Section):
     """The CPU of this machine."""
     gpus: tuple[GpuConfig, ...] = ()
     """The kinds of GPU one may rent, for joulery plan."""
+    prices: InputFile | None = None
+    """Your prices, a CSV file with the columns gpu (a name of gpus), market (on-demand or spot) and usd_per_hour; for
+    joulery plan. Services with spot: true may be on spot GPUs."""
     devices: tuple[GpuDeviceConfig, ...] = ()
     """This machine's GPUs that replicas may run on; without any they run on its CPU."""
     clocks: tuple[ClockConfig, ...] = ()
@@ -52,6 +55,9 @@ class FleetConfig(Section):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise problem("stands twice; names must differ", at=("gpus", index, "name"))
+        for index, gpu in enumerate(self.gpus):
+            if gpu.usd_per_hour is None and self.prices is None:
+                raise problem("missing key 'price'", expected="such as price: 3.06 USD/h", at=("gpus", index))
         for key, devices in (
             ("devices", [str(device.gpu) for device in self.devices]),
             ("clocks", [f"{clock.device} {clock.gpu}" for clock in self.clocks]),

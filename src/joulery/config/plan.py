@@ -19,6 +19,7 @@ from joulery.config.parsing.quantity import (
     Watts,
 )
 from joulery.config.parsing.section import DataFile, InputFile, Name, Section, Text
+from joulery.domain.serving.service import DEFAULT_QUANTILE
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A number from 0."""
@@ -29,8 +30,8 @@ class GpuConfig(Section):
 
     name: Name
     """Its name in plans."""
-    usd_per_hour: UsdPerHour = Field(alias="price")
-    """Price of one, such as 3.06 USD/h."""
+    usd_per_hour: UsdPerHour | None = Field(alias="price", default=None)
+    """Price of one, such as 3.06 USD/h; that of fleet.prices when left out."""
     available: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """How many there are; as many as wanted when left out."""
     profile: Name | None = None
@@ -44,7 +45,9 @@ class GpuConfig(Section):
     throughput_items_per_s_per_process or latency_s; idle and busy say the power. ${NAME:-default} in the path stands
     for an environment variable."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
-    """Memory of the board, for plans of pipelines; the catalog's when left out."""
+    """Memory of the board; the catalog's when left out."""
+    per_host: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many of them a host has, for plan.failure_domain host."""
     idle_w: Watts | None = Field(alias="idle", default=None)
     """For columns and joint's measurements: power of an idle GPU, such as 37.6 W; columns takes it from its services'
     costs when left out."""
@@ -60,6 +63,11 @@ class GpuConfig(Section):
     truth: Name | None = None
     """For preset joint: coefficients of the catalog that the simulation judging a plan behaves by; those of its
     profile when left out."""
+
+    @property
+    def price_usd_per_hour(self) -> float:
+        """Dollars an hour; 0 where only fleet.prices, which a plan reads, could say it."""
+        return self.usd_per_hour or 0.0
 
 
 class PipelinesSection(Section):
@@ -88,7 +96,7 @@ class TokenSloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 50 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=0.99)
+    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Which quantile stays below it, such as 99 %."""
 
     @model_validator(mode="after")
@@ -214,6 +222,9 @@ class PlanSection(Section):
     """For joint: watts of the site for each watt of GPUs and hosts."""
     power_cap_w: Watts | None = Field(alias="power_cap", default=None)
     """For joint: watts of all GPUs and hosts, at most."""
+    moves: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """For joint: instances that a plan which follows a running one may start, stop or change; any number if left
+    out."""
     judge: bool = True
     """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False
@@ -228,6 +239,10 @@ class PlanSection(Section):
     """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch; the published profiles reach 32."""
+    balancer: Literal["turns", "random"] = "turns"
+    """How requests reach the replicas of a service: in strict turns, or each at random."""
+    failure_domain: Literal["none", "gpu", "host"] = "none"
+    """What no two replicas of a service may share: nothing, a GPU, or a host (of fleet.gpus[].per_host GPUs)."""
     margin_ratio: Ratio | None = Field(alias="margin", default=None)
     """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None

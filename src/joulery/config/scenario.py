@@ -15,7 +15,7 @@ from joulery.config.parsing.quantity import GramsPerKwhAboveZero, PerSecond, Rat
 from joulery.config.parsing.reading import Document, load_document, with_units
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.services import unique
-from joulery.domain.serving.service import Slo
+from joulery.domain.serving.service import DEFAULT_QUANTILE, Slo
 
 SchemeText = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z-]{0,40}(:[a-z_]+=[\w.+-]+){0,12}$")]
 """A scheduler, with parameters where wanted: ``green:theta=0.5``."""
@@ -185,7 +185,7 @@ class TailConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 10 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=0.99)
+    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Which quantile, such as 99 %."""
 
     @model_validator(mode="after")
@@ -239,16 +239,26 @@ class PlacedInstance(Section):
 
 
 class PlanConfig(Section):
-    """A plan to judge: made by a policy, or written down."""
+    """A plan to judge: made by a policy, read from a plan file, or written down."""
 
     name: Name
     """Name in the comparison."""
     policy: Name | None = None
     """The policy that makes it: best, igniter, ffd, ffd++, gslice, gpulets."""
+    file: InputFile | None = None
+    """A plan that joulery plan --out wrote."""
     profile: Name | None = None
     """Profile the policy plans with; the scenario's gpu when left out."""
+    profile_file: InputFile | None = None
+    """A profile of your own for the policy instead: what joulery profile wrote."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """Share of the SLO that policy best allows a batch."""
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Largest batch that the policy may choose."""
+    replicas: Annotated[int, Field(ge=1, le=64)] = 4
+    """Largest number of equal replicas that policy best chooses."""
+    balancer: Literal["turns", "random"] = "turns"
+    """How policy best takes requests to reach the replicas of a service."""
     margin_ratio: Ratio = Field(alias="margin", default=0.0)
     """What policy best adds to latencies and demands, such as 5 %."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
@@ -258,8 +268,10 @@ class PlanConfig(Section):
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> PlanConfig:
-        if (self.policy is None) == (not self.gpus):
-            raise problem("a plan names a policy or lists its gpus, one of the two")
+        if (self.policy is not None) + (self.file is not None) + bool(self.gpus) != 1:
+            raise problem("a plan names a policy, names a file or lists its gpus, one of the three")
+        if self.profile is not None and self.profile_file is not None:
+            raise problem("a policy has one profile: from the catalog or from a file", at=("profile_file",))
         for index, gpu in enumerate(self.gpus):
             total = sum(instance.share_ratio for instance in gpu)
             if total > 1 + 1e-9:
@@ -279,8 +291,14 @@ class BatchedServingScenario(Section):
     """How many times each plan is judged, each time on other requests; the same for all plans."""
     gpu: Name = "v100"
     """Profile the policies plan with."""
+    gpu_file: InputFile | None = None
+    """A profile of your own for the policies instead: what joulery profile wrote."""
     truth: Name = "v100-refit"
     """Profile the simulated GPUs behave by."""
+    truth_file: InputFile | None = None
+    """A profile of your own for the simulated GPUs instead."""
+    balancer: Literal["turns", "random"] = "turns"
+    """How requests reach the replicas of a service: in strict turns, or each at random."""
     services: Annotated[tuple[SimulatedService, ...], Field(min_length=1)]
     """What is served."""
     arrivals: ArrivalsConfig = ConstantArrivals(kind="constant")

@@ -16,7 +16,7 @@ from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSeco
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo, SloScope
+from joulery.domain.serving.service import DEFAULT_QUANTILE, ModelFamily, ModelVariant, Slo, SloScope
 
 
 class OnnxModel(Section):
@@ -188,7 +188,7 @@ class SloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 80 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=0.95)
+    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Which quantile of the latencies must stay below it, such as 95 %."""
     scope: Annotated[SloScope, Field(strict=False)] = SloScope.END_TO_END
     """end_to_end (queueing included) or service."""
@@ -303,6 +303,13 @@ class ServiceConfig(Section):
     """How that demand changes over time; joulery plan provides for the highest rate, or step by step."""
     arrivals: PlannedArrivals | None = None
     """How requests arrive, for joulery plan; as the plan section says when left out."""
+    memory_bytes: Bytes | None = Field(alias="memory", default=None)
+    """GPU memory that one process of it takes, such as 1.4 GB, for joulery plan; that of its model in the family when
+    left out, and unknown where that says none."""
+    spot: bool = False
+    """For joulery plan: whether it may be on GPUs that their owner can withdraw (market spot of fleet.prices)."""
+    minimum_replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """For joulery plan: at least so many replicas, such as 2 with plan.failure_domain."""
     profile: InputFile | None = None
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)

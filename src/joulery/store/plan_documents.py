@@ -199,8 +199,11 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "frequency_max_mhz": gpu.clock_max_mhz,
         "power_w": gpu.power_w,
         "power_demand_w": gpu.demand_w,
-        **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, "clock_mhz": gpu.clock_set_mhz}),
+        **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, **_clocks_document(gpu, gpu.clock_set_mhz)}),
         **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
+        "memory_bytes": finite(gpu.memory_bytes),
+        "memory_limit_bytes": finite(gpu.memory_limit_bytes),
+        **({} if gpu.host is None else {"host": gpu.host}),
         "instances": [
             _instance_document(each)
             if gpu.clock_set_mhz is None
@@ -208,6 +211,12 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
             for each in gpu.instances
         ],
     }
+
+
+def _clocks_document(gpu: PlannedGpu, set_mhz: float) -> dict[str, float]:
+    """The clock of a joint plan, and the bounds for a governor."""
+    floor_mhz, ceiling_mhz = gpu.clock_bounds_mhz or (set_mhz, gpu.clock_max_mhz)
+    return {"clock_mhz": set_mhz, "clock_floor_mhz": floor_mhz, "clock_ceiling_mhz": ceiling_mhz}
 
 
 def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:
@@ -250,6 +259,7 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "slack_s": finite(each.slack_s),
         "throughput_rps": each.throughput_rps,
         "slo_s": each.slo_s,
+        "memory_bytes": finite(each.memory_bytes),
     }
 
 

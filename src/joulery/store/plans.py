@@ -46,8 +46,10 @@ from joulery.store.files import require_json
 from joulery.store.plan_documents import Plan
 
 _T = TypeVar("_T")
+_MAYBE = ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")
+"""Figures of an instance that only some policies know."""
 _HINT = "write one with `joulery plan SITE --out plan.json`"
-_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve --out FILE"
+_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve (or joint) --out FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,9 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         clock_set_mhz=None if gpu.get("clock_mhz") is None else float(gpu["clock_mhz"]),
         idle_w=_or_nan(gpu.get("idle_w")),
         host_w=_or_nan(gpu.get("host_w")),
+        memory_limit_bytes=_or_nan(gpu.get("memory_limit_bytes")),
+        host=gpu.get("host"),
+        clock_ceiling_mhz=None if gpu.get("clock_ceiling_mhz") is None else float(gpu["clock_ceiling_mhz"]),
     )
 
 
@@ -295,7 +300,7 @@ def _instance(each: Mapping[str, Any]) -> PlannedInstance:
         limit_s=float(each["limit_s"]),
         throughput_rps=float(each["throughput_rps"]),
         slo_s=float(each["slo_s"]),
-        **{name: _or_nan(each.get(name)) for name in ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")},
+        **{name: _or_nan(each.get(name)) for name in (*_MAYBE, "memory_bytes")},
         slice=str(each.get("slice", "")),
         processes=int(each.get("processes", 1)),
     )

@@ -64,3 +64,41 @@ def test_no_preset_plans_a_batch_above_the_limit(tmp_path, preset, rate):
     plan = plan_site(site(tmp_path, plan=", max_batch: 8", rate=rate), PlanOptions(preset)).plan
     batches = [each.batch for gpu in plan.gpus for each in gpu.instances]
     assert batches and max(batches) <= 8
+
+
+def test_a_preset_without_a_margin_says_that_the_profile_errs(tmp_path):
+    """A record of 60 % error may not pass as a plan that keeps every SLO without a word."""
+    wrong = site(tmp_path, [-0.375] * 20)
+    document = plan_site(wrong, PlanOptions("igniter")).document()
+    assert document["uncovered_error_ratio"] == pytest.approx(0.6)
+    assert "uncovered_error_ratio" not in plan_site(wrong).document(), "preset best plans with a margin of 60 %"
+    bold = plan_site(site(tmp_path, [-0.375] * 20, plan=", margin: 5 %"))
+    assert bold.uncovered_ratio == pytest.approx(0.6)
+
+
+RANDOM = """
+joulery: 1
+fleet: {{gpus: [{{name: V100, profile: v100-calibrated, price: 3.06 USD/h, memory: 16 GB, per_host: 2}}]}}
+plan: {{balancer: random, failure_domain: host{margin}}}
+services:
+  - {{name: A, model: alexnet, rate: 400 /s, slo: {{latency: 15 ms}}, memory: 2 GB, minimum_replicas: 2}}
+"""
+
+
+def test_the_keys_of_a_site_reach_the_plan(tmp_path):
+    (tmp_path / "site.yaml").write_text(RANDOM.format(margin=""))
+    request = share_request(load(tmp_path / "site.yaml"))
+    assert request.rules.random_margins == dict(catalog.profile("v100-calibrated").bands)
+    assert (request.rules.balancer, request.rules.domain) == ("random", "host")
+    plan = plan_site(load(tmp_path / "site.yaml")).document()
+    assert [(gpu["memory_bytes"], gpu["memory_limit_bytes"], gpu["host"]) for gpu in plan["gpus"]] == [
+        (4e9, 16e9, 0),
+        (4e9, 16e9, 1),
+    ]
+    (tmp_path / "site.yaml").write_text(RANDOM.format(margin=", margin: 0 %"))
+    assert share_request(load(tmp_path / "site.yaml")).rules.random_margins == {}, "a stated margin is the margin"
+
+
+def test_the_memory_of_a_board_is_the_catalogs_where_it_is_not_stated(tmp_path):
+    (tmp_path / "site.yaml").write_text(RANDOM.format(margin="").replace(", memory: 16 GB", ""))
+    assert share_request(load(tmp_path / "site.yaml")).types[0].memory_bytes == pytest.approx(16e9, rel=0.1)

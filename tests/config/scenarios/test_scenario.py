@@ -22,7 +22,7 @@ services:
   - name: W1
     model: alexnet
     rate: 1200 /s
-    slo: {latency: 10 ms}
+    slo: {latency: 10 ms, quantile: 99 %}
   - name: W2
     model: ssd
     rate: 60 /min
@@ -82,8 +82,8 @@ def test_a_variants_scenario_with_its_defaults(tmp_path):
         ("service: W2", "service: W3", "plans.1.gpus.0.1.service", 21, "no service of this scenario"),
         ("name: W2", "name: W1", "services.1.name", 11, "stands twice"),
         ("name: mine", "name: igniter", "plans.1.name", 19, "stands twice"),
-        ("policy: igniter", "policy: igniter, gpus: [[]]", "plans.0", 18, "one of the two"),
-        ("{name: igniter, policy: igniter}", "{name: igniter}", "plans.0", 18, "one of the two"),
+        ("policy: igniter", "policy: igniter, gpus: [[]]", "plans.0", 18, "one of the three"),
+        ("{name: igniter, policy: igniter}", "{name: igniter}", "plans.0", 18, "one of the three"),
         ("from: 0 s", "from: 1 s", "services.1.rates.0.from", 16, "begin at 0 s"),
         ("from: 2 min", "from: 0 s", "services.1.rates.1.from", 16, "go forward"),
         ("quantile: 95 %", "quantile: 100 %", "services.1.slo.quantile", 14, "both excluded"),

@@ -16,7 +16,7 @@ from joulery.perf.interference.model import ModelFit
 def test_there_and_back(name):
     one = replace(profile(name), fits=(ModelFit("ssd", "solo", (0.125, -0.25)),), notes=("a note",))
     back = from_document(json.loads(json.dumps(as_document(one))))
-    assert back == replace(one, models=dict(one.models))
+    assert back == replace(one, models=dict(one.models), bands=dict(one.bands))
 
 
 def test_a_board_without_a_known_cap():

@@ -59,7 +59,10 @@ def test_a_plan_made_for_poisson_arrivals_keeps_them_on_a_truth_it_does_not_know
     services = [Service(each.id, poisson(each.rate_rps), each.slo) for each in TWELVE]
     models = {each.id: each.model for each in TWELVE}
     truth = InterferenceTruth(profile("v100-refit"))
-    plans = {"best": plan, "igniter": make_plan("igniter", TWELVE, profile("v100"), Rules())}
+    by_default = Rules(random_margins=profile("v100-calibrated").bands)
+    default = make_plan("best", expected, profile("v100-calibrated"), by_default)
+    assert len(default) == 8
+    plans = {"best": plan, "default": default, "igniter": make_plan("igniter", TWELVE, profile("v100"), Rules())}
     for noise_cv in (0.0, 0.05):
         trial = Trial(2.0, 32.0, noise_cv)
         for name, _, verdict in trials(services, models, plans, truth, trial, range(3)):

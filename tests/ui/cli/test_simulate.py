@@ -118,15 +118,17 @@ def test_recorded_arrivals_and_changing_rates_are_played(capsys, tmp_path):
     (tmp_path / "log.csv").write_text("arrival_s\n" + "".join(f"{number / 10}\n" for number in range(60)))
     path = changed(
         tmp_path,
-        "{name: W11, model: ssd, rate: 50 /s, slo: {latency: 40 ms}}",
-        "{name: W11, model: ssd, rate: 50 /s, slo: {latency: 40 ms}, arrivals: {kind: recorded, file: log.csv}}",
+        "{name: W11, model: ssd, rate: 50 /s, slo: {latency: 40 ms, quantile: 99 %}}",
+        "{name: W11, model: ssd, rate: 50 /s, slo: {latency: 40 ms, quantile: 99 %}, "
+        "arrivals: {kind: recorded, file: log.csv}}",
     )
     path.write_text(
         path.read_text()
         .replace("length: 30 s", "length: 3 s\nwarmup: 1 s")
         .replace(
-            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms}}",
-            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms}, rates: [{from: 0 s, rate: 0 /s}]}",
+            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms, quantile: 99 %}}",
+            "{name: W12, model: ssd, rate: 300 /s, slo: {latency: 55 ms, quantile: 99 %}, "
+            "rates: [{from: 0 s, rate: 0 /s}]}",
         )
     )
     document = answer(capsys, path, "--seeds", 1, "--policy", "igniter")

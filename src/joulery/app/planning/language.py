@@ -119,7 +119,7 @@ def _gpu(index: int, gpu: GpuConfig) -> LanguageGpu:
             expected=error.expected,
             hint=error.hint,
         ) from None
-    return LanguageGpu(gpu.name, facts, gpu.usd_per_hour, gpu.host_w, gpu.idle_w, gpu.available)
+    return LanguageGpu(gpu.name, facts, gpu.price_usd_per_hour, gpu.host_w, gpu.idle_w, gpu.available)
 
 
 def _service(

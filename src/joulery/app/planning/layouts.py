@@ -101,7 +101,7 @@ def layout_request(site: Site, g_per_kwh: float | None = None) -> LayoutRequest:
     planned_g = None if not objectives else max(intensities) if g_per_kwh is None else g_per_kwh
     priced = tuple(_priced(service, objectives.get(service.name), planned_g) for service in services)
     problem = PoolProblem(machines, priced, site.plan.colocate)
-    prices_usd = {gpu.name: gpu.usd_per_hour for gpu in site.fleet.gpus}
+    prices_usd = {gpu.name: gpu.price_usd_per_hour for gpu in site.fleet.gpus}
     return LayoutRequest(problem, tuple(baselines), planned_g, prices_usd, objectives)
 
 

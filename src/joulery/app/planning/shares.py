@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from joulery.app.planning.prices import priced_with_spot
 from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
@@ -13,11 +15,12 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.perf import catalog
+from joulery.perf.catalog.gpu_types import gpu_facts
 from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import ArrivalFit, fit_arrivals
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.policies.placement.provisioning.rules import Accounting, Balancer, FailureDomain, Rules
 from joulery.store.columns import read_column
 from joulery.store.files import require_json
 
@@ -33,6 +36,7 @@ class ShareRequest:
         workloads: The services, at the highest of their rates.
         types: The GPU types.
         rules: What has to be kept and what may be chosen.
+        error_ratio: What the profiles report of their own errors: the margin that covers them.
         preset: Which policy.
     """
 
@@ -40,6 +44,7 @@ class ShareRequest:
     types: tuple[GpuType, ...]
     rules: Rules
     preset: str
+    error_ratio: float = 0.0
 
 
 def share_request(site: Site) -> ShareRequest:
@@ -58,16 +63,32 @@ def share_request(site: Site) -> ShareRequest:
             expected="at least one, with its price",
             hint="such as fleet: {gpus: [{name: p3.2xlarge, profile: v100, price: 3.06 USD/h}]}",
         )
+    site, spot = priced_with_spot(site)
     plan = site.plan
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
-    types = tuple(gpu_type_of(index, gpu) for index, gpu in enumerate(site.fleet.gpus))
-    margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
-    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
-    return ShareRequest(workloads, types, rules, plan.preset)
+    types = tuple(replace(gpu_type_of(index, gpu), spot=gpu.name in spot) for index, gpu in enumerate(site.fleet.gpus))
+    error = error_margin(workloads, types, stated=plan.margin_ratio is not None)
+    margin = error if plan.margin_ratio is None else plan.margin_ratio
+    rules = Rules(
+        Accounting(plan.accounting),
+        plan.max_batch,
+        plan.replicas,
+        margin,
+        plan.noise_cv,
+        Balancer(plan.balancer),
+        FailureDomain(plan.failure_domain),
+        {} if plan.margin_ratio is not None else published_margins(types),
+    )
+    return ShareRequest(workloads, types, rules, plan.preset, error)
 
 
-def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType]) -> float:
+def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType], *, stated: bool = False) -> float:
     """The margin that covers what the profiles report of their own errors: the worst of the models in use.
+
+    Args:
+        workloads: The services.
+        types: The GPU types.
+        stated: Whether the user stated a margin, so that any error is only reported.
 
     Raises:
         ConfigError: A profile predicts so badly that no margin covers it.
@@ -75,7 +96,7 @@ def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType]) -> flo
     models = {workload.model for workload in workloads}
     bands = {(kind.name, m): kind.profile.error_band(m) for kind in types for m in models if m in kind.profile.models}
     name, worst = max(bands.items(), key=lambda each: each[1], default=(("", ""), 0.0))
-    if worst >= _MAX_MARGIN:
+    if worst >= _MAX_MARGIN and not stated:
         raise ConfigError(
             f"the profile of {name[0]} predicts {name[1]} too badly to plan with: "
             f"1 measurement in 20 took {1 + worst:.3g} times as long or longer",
@@ -86,19 +107,39 @@ def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType]) -> flo
     return worst
 
 
+def published_margins(types: Sequence[GpuType]) -> dict[str, float]:
+    """For each model the margin that covers the published error of its coefficients, the worst of the GPU types."""
+    worst: dict[str, float] = {}
+    for kind in types:
+        for model, band in kind.profile.bands.items():
+            worst[model] = max(worst.get(model, 0.0), band)
+    return worst
+
+
 def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
     """A service of a site at the highest of its rates.
 
     Raises:
         ConfigError: It says no rate, or not which of its variants to provide for.
     """
+    model = _model(index, service)
     return Workload(
         id=service.name,
-        model=_model(index, service),
+        model=model,
         slo=service.slo.as_slo(),
         rate_rps=planned_rate_rps(index, service, site.plan.arrivals),
         arrivals=arrivals_of(service.arrivals or site.plan.arrivals, service.slo.latency_s),
+        memory_bytes=_process_memory(service, model),
+        replicas_min=service.minimum_replicas,
+        spot=service.spot,
     )
+
+
+def _process_memory(service: ServiceConfig, model: str) -> float | None:
+    """GPU memory of one process, stated for the service or for its model; None where neither says it."""
+    if service.memory_bytes is not None or service.family_config is None:
+        return service.memory_bytes
+    return next((each.memory_bytes for each in service.family.variants if each.name == model), 0.0) or None
 
 
 def planned_rate_rps(index: int, service: ServiceConfig, default: PlannedArrivals | None = None) -> float:
@@ -181,7 +222,17 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
             raise ConfigError(
                 error.message, pointer=f"{pointer}.profile", got=error.got, expected=error.expected, hint=error.hint
             ) from None
-    return GpuType(gpu.name, profile, gpu.usd_per_hour, gpu.available)
+    return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, _board_memory(gpu, profile), gpu.per_host)
+
+
+def _board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
+    """Memory of a board as stated, or as the catalog of GPU types knows it; None where neither does."""
+    if gpu.memory_bytes is not None:
+        return gpu.memory_bytes
+    for name in (gpu.name, profile.gpu.name.partition(" ")[0]):
+        with suppress(ConfigError):
+            return gpu_facts(name).memory_bytes
+    return None
 
 
 def read_profile(file: Path) -> InterferenceProfile:

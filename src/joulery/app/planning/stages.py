@@ -67,7 +67,7 @@ def stage_request(site: Site) -> StageRequest:
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     profiles = _profiles(tuple(dict.fromkeys(workload.model for workload in workloads)), section, model)
     memory = model.memory_bytes if gpu.memory_bytes is None else gpu.memory_bytes
-    device = DeviceType(gpu.name, gpu.available or 0, gpu.usd_per_hour, section.usable_memory_ratio * memory)
+    device = DeviceType(gpu.name, gpu.available or 0, gpu.price_usd_per_hour, section.usable_memory_ratio * memory)
     rules = PipelineRules(
         partition=PartitionRules(section.threshold, link=Link(section.link), launch_s=model.launch_s),
         devices_per_model=section.devices_per_model,

@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from joulery.app.planning.shares import read_profile
 from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
 from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.scenario import BatchedServingScenario, PlanConfig, SimulatedService
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.format import UNKNOWN, si
 from joulery.domain.gpu import provisioning as provision
+from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.perf.catalog import profile
+from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import REQUESTS_MIN, fit_arrivals
-from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.policies.placement.provisioning.rules import Accounting, Balancer, Rules
 from joulery.sim.core.arrivals import ArrivalSource, RateSeries, Recorded, Renewal
 from joulery.sim.core.comparison import MeanInterval, interval, paired
 from joulery.sim.placement.batched_serving import Neighbours, Service, ServiceVerdict, Trial
-from joulery.sim.placement.gpu import InterferenceTruth
-from joulery.sim.placement.plan_trials import PlacedService, Plan, make_plan, trials
+from joulery.sim.placement.gpu import GpuTruth, InterferenceTruth
+from joulery.sim.placement.plan_judge import truth_at
+from joulery.sim.placement.plan_trials import PlacedService, Plan, make_plan, plan_of, trials
 from joulery.store.columns import read_column
+from joulery.store.plans import read_plan
 
 ACCEPTS: frozenset[str] = frozenset()
 
@@ -37,7 +43,8 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
         InfeasibleError: A policy finds no plan, or a plan asks for more power than leaves a clock.
     """
     seeds = range(overrides.seeds or scenario.seeds)
-    plans = _plans(scenario, overrides.policies)
+    truth = _profile(scenario.truth, scenario.truth_file)
+    plans, truths = _plans(scenario, overrides.policies, truth)
     services = [
         Service(service.name, _arrivals(service, service.arrivals or scenario.arrivals), service.slo.as_slo())
         for service in scenario.services
@@ -47,16 +54,18 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
         end_s=scenario.warmup_s + scenario.length_s,
         noise_cv=scenario.noise_cv,
         neighbours=Neighbours(scenario.neighbours),
+        at_random=scenario.balancer == "random",
     )
     found: dict[str, list[ServiceVerdict]] = {name: [] for name in plans}
     running = trials(
         services,
         {service.name: service.model for service in scenario.services},
         plans,
-        InterferenceTruth(profile(scenario.truth)),
+        InterferenceTruth(truth),
         trial,
         seeds,
         scenario.batching_delay_s,
+        truths,
     )
     for done, (name, _, verdict) in enumerate(running, 1):
         found[name].append(verdict)
@@ -64,8 +73,20 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
     return Played(_document(scenario, plans, found), _view(scenario, plans, found))
 
 
-def _plans(scenario: BatchedServingScenario, policies: Sequence[str]) -> dict[str, Plan]:
-    """The plans to compare, by name: the file's, or those that ``--policy`` names."""
+def _profile(name: str, file: Path | None) -> InterferenceProfile:
+    """The profile in a file, or that of the catalog where there is no file.
+
+    Raises:
+        ConfigError: The catalog has none of that name.
+        DataError: The file cannot be read, or holds no profile.
+    """
+    return profile(name) if file is None else read_profile(file)
+
+
+def _plans(
+    scenario: BatchedServingScenario, policies: Sequence[str], truth: InterferenceProfile
+) -> tuple[dict[str, Plan], dict[str, Sequence[GpuTruth]]]:
+    """The plans to compare, by name (the file's, or those that ``--policy`` names), and the GPUs of plan files."""
     listed = {plan.name: plan for plan in scenario.plans}
     chosen = [listed.get(name) or PlanConfig(name=name, policy=name) for name in policies] or list(scenario.plans)
     if len({plan.name for plan in chosen}) != len(chosen):
@@ -80,16 +101,53 @@ def _plans(scenario: BatchedServingScenario, policies: Sequence[str]) -> dict[st
         )
         for service in scenario.services
     ]
-    return {plan.name: _plan(plan, workloads, scenario.gpu) for plan in chosen}
+    plans: dict[str, Plan] = {}
+    truths: dict[str, Sequence[GpuTruth]] = {}
+    for config in chosen:
+        if config.file is None:
+            plans[config.name] = _plan(config, workloads, scenario)
+        else:
+            gpus = read_plan(config.file).shares()
+            _check_services(gpus, workloads, config.file)
+            plans[config.name] = plan_of(gpus)
+            truths[config.name] = [truth_at(truth, gpu.clock_set_mhz) for gpu in gpus]
+    return plans, truths
 
 
-def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], gpu: str) -> Plan:
+def _check_services(gpus: Sequence[PlannedGpu], workloads: Sequence[provision.Workload], file: Path) -> None:
+    """Refuse a plan file whose services are not the scenario's, or whose GPUs one truth cannot stand for."""
+    known, planned = {each.id for each in workloads}, {one.workload for gpu in gpus for one in gpu.instances}
+    if known != planned:
+        name = min(known ^ planned)
+        where = "the plan serves it, the scenario does not" if name in planned else "the plan does not serve it"
+        raise DataError(f"service {name}: {where}", file=str(file), hint="the scenario lists the services of its plans")
+    types = sorted({gpu.type for gpu in gpus})
+    if len(types) > 1:
+        raise DataError(
+            f"the plan has GPUs of {len(types)} types ({', '.join(types)}), and all simulated GPUs behave by one truth",
+            file=str(file),
+            hint="plan with one GPU type to simulate the plan",
+        )
+
+
+def _plan(plan: PlanConfig, workloads: Sequence[provision.Workload], scenario: BatchedServingScenario) -> Plan:
     if plan.policy is None:
         return tuple(
             tuple(PlacedService(each.service, each.share_ratio, each.batch) for each in gpu) for gpu in plan.gpus
         )
-    rules = Rules(Accounting(plan.accounting), margin_ratio=plan.margin_ratio, noise_cv=plan.noise_cv)
-    return make_plan(plan.policy, workloads, profile(plan.profile or gpu), rules)
+    rules = Rules(
+        Accounting(plan.accounting),
+        plan.max_batch,
+        plan.replicas,
+        plan.margin_ratio,
+        plan.noise_cv,
+        Balancer(plan.balancer),
+    )
+    if plan.profile is not None or plan.profile_file is not None:
+        known = _profile(plan.profile or scenario.gpu, plan.profile_file)
+    else:
+        known = _profile(scenario.gpu, scenario.gpu_file)
+    return make_plan(plan.policy, workloads, known, rules)
 
 
 def _expected(config: ArrivalsConfig, slo_s: float) -> provision.Arrivals:
@@ -113,14 +171,20 @@ def _arrivals(service: SimulatedService, config: ArrivalsConfig) -> ArrivalSourc
     return Renewal(rate, 1.0 if isinstance(config, PoissonArrivals) else 0.0)
 
 
+def _called(name: str, file: Path | None) -> str:
+    """What a profile is called in the output."""
+    return name if file is None else file.name
+
+
 def _document(scenario: BatchedServingScenario, plans: Mapping[str, Plan], found: Verdicts) -> dict[str, Any]:
     first = next(iter(plans))
     return {
         "scenario": scenario.name,
         "kind": scenario.kind,
         "quality": "simulated",
-        "planned_with": scenario.gpu,
-        "truth": scenario.truth,
+        "planned_with": _called(scenario.gpu, scenario.gpu_file),
+        "truth": _called(scenario.truth, scenario.truth_file),
+        "balancer": scenario.balancer,
         "window_s": scenario.length_s,
         "summary": [
             {
@@ -215,7 +279,9 @@ def _view(
     heading = paragraph(
         (f"{scenario.name}: ", "bold"),
         f"{len(scenario.services)} services, {arrivals} arrivals, {seeds} seed{'s' if seeds > 1 else ''} of "
-        f"{scenario.length_s:g} s; planned with {scenario.gpu}, simulated on {scenario.truth}",
+        f"{scenario.length_s:g} s; planned with {_called(scenario.gpu, scenario.gpu_file)}, simulated on "
+        f"{_called(scenario.truth, scenario.truth_file)}"
+        + (", requests reach replicas at random" if scenario.balancer == "random" else ""),
     )
     totals = ResultTable(_TOTALS, left=_TOTALS, wide=True)
     first = next(iter(plans))

@@ -12,6 +12,9 @@ from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.quality import Quality
 from joulery.domain.serving.service import Slo
 
+PROCESSES_PER_INSTANCE = 2
+"""An instance and its standby, both loaded (iGniter, section 4.2)."""
+
 
 class ArrivalKind(StrEnum):
     """How requests follow one another."""
@@ -61,6 +64,9 @@ class Workload:
         slo: Its latency SLO.
         rate_rps: Requests a second it must sustain.
         arrivals: How the requests follow one another.
+        memory_bytes: GPU memory that one process of it takes; None where unknown.
+        replicas_min: It has at least so many replicas.
+        spot: Whether it may be on GPUs that their owner can withdraw.
     """
 
     id: str
@@ -68,6 +74,9 @@ class Workload:
     slo: Slo
     rate_rps: float
     arrivals: Arrivals = Arrivals()
+    memory_bytes: float | None = None
+    replicas_min: int = 1
+    spot: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.rate_rps < math.inf):
@@ -132,6 +141,7 @@ class PlannedInstance:
         slice: MIG profile of the slice it has to itself, such as ``3g.40gb``; empty for a share. The latency of a batch
             on a slice was measured as a whole: all of it counts as active.
         processes: Processes of the model there, each with its own batches.
+        memory_bytes: GPU memory of one such process; NaN where unknown.
     """
 
     workload: str
@@ -153,6 +163,7 @@ class PlannedInstance:
     provided_rps: float = math.nan
     slice: str = ""
     processes: int = 1
+    memory_bytes: float = math.nan
 
     @property
     def latency_s(self) -> float:
@@ -180,6 +191,10 @@ class PlannedGpu:
         instances: The processes, in the order they were placed.
         clock_set_mhz: The clock to set; None where the policy leaves it alone.
         idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
+        memory_limit_bytes: Memory of the board that processes may take; NaN where unknown.
+        host: Number of its host, from 0; None where the plan does not say.
+        clock_ceiling_mhz: The highest clock that a governor may set; ``clock_max_mhz`` when None. The clock to set is
+            the lowest: the predicted latencies hold from there up.
     """
 
     type: str
@@ -192,6 +207,21 @@ class PlannedGpu:
     clock_set_mhz: float | None = None
     idle_w: float = math.nan
     host_w: float = math.nan
+    memory_limit_bytes: float = math.nan
+    host: int | None = None
+    clock_ceiling_mhz: float | None = None
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory of all its processes, a standby beside each; NaN where that of one is unknown."""
+        return PROCESSES_PER_INSTANCE * math.fsum(each.memory_bytes * each.processes for each in self.instances)
+
+    @property
+    def clock_bounds_mhz(self) -> tuple[float, float] | None:
+        """The lowest and highest clock for a governor; None where the policy leaves the clock alone."""
+        if self.clock_set_mhz is None:
+            return None
+        return self.clock_set_mhz, self.clock_max_mhz if self.clock_ceiling_mhz is None else self.clock_ceiling_mhz
 
     @property
     def sliced(self) -> bool:
@@ -219,8 +249,9 @@ class Violation:
     Attributes:
         workload: The service.
         gpu: Index of the GPU in the plan.
-        what: ``latency``, ``throughput``, ``share``, ``attainment`` or ``available`` (more GPUs than there are).
-        predicted: The predicted value (s, requests/s, ratio or GPUs).
+        what: ``latency``, ``throughput``, ``share``, ``attainment`` or ``available`` (more GPUs than there are),
+            ``memory``, ``gpu`` or ``host`` (replicas of the service on one).
+        predicted: The predicted value (s, requests/s, ratio, GPUs, bytes or replicas).
         allowed: Its limit.
     """
 

@@ -119,6 +119,10 @@ class ModelFamily:
         return max(self.variants, key=lambda variant: variant.accuracy_ratio)
 
 
+DEFAULT_QUANTILE = 0.95
+"""The quantile of an SLO that names none, wherever it is stated."""
+
+
 class SloScope(StrEnum):
     """Which latency an SLO bounds."""
 
@@ -133,7 +137,7 @@ class Slo:
     """``quantile`` of the latencies must not exceed ``latency_s``."""
 
     latency_s: float
-    quantile: float = 0.95
+    quantile: float = DEFAULT_QUANTILE
     scope: SloScope = SloScope.END_TO_END
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ def as_document(profile: InterferenceProfile) -> dict[str, Any]:
         "quality": profile.quality.value,
         "fits": [_fit_document(fit) for fit in profile.fits],
         "notes": list(profile.notes),
+        **({"bands": dict(profile.bands)} if profile.bands else {}),
     }
 
 
@@ -67,6 +68,7 @@ def from_document(document: Any, *, file: str | None = None) -> InterferenceProf
             for fit in document.get("fits", ())
         ),
         notes=tuple(map(str, document.get("notes", ()))),
+        bands={str(name): float(band) for name, band in document.get("bands", {}).items()},
     )
     check_profile(profile, file=file)
     return profile

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
@@ -234,6 +235,8 @@ class InterferenceProfile:
         quality: Measured here, modelled, or assumed.
         fits: Fit quality; empty when the coefficients were typed in.
         notes: What had to be estimated, in words.
+        bands: Published coefficients: how much longer 1 measurement in 20 took than predicted, by model, where the
+            measurements themselves are not part of the profile.
     """
 
     gpu: GpuCoefficients
@@ -243,6 +246,7 @@ class InterferenceProfile:
     quality: Quality = Quality.MODELLED
     fits: tuple[ModelFit, ...] = ()
     notes: tuple[str, ...] = ()
+    bands: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def error_band(self, model: str, quantile: float = 0.95) -> float:
         """How much longer a model's latencies were than predicted: a quantile of measured over predicted, minus 1.

@@ -150,6 +150,7 @@ def profile_of_runs(
         source=f"measured under MPS on {facts.name}: {len(runs)} runs of {model.name}",
         fits=(*kept, *fits),
         notes=tuple(dict.fromkeys(notes)),
+        bands={name: band for name, band in base.bands.items() if name in others},
     )
     check_profile(profile)
     return profile

@@ -88,12 +88,14 @@ class Trial:
         end_s: Requests from here on only fill batches that hold earlier ones.
         noise_cv: Coefficient of variation of the service time from batch to batch.
         neighbours: When a neighbour slows an instance.
+        at_random: Whether requests reach the replicas of a service at random; in strict turns when not.
     """
 
     warmup_s: float = 2.0
     end_s: float = 32.0
     noise_cv: float = 0.0
     neighbours: Neighbours = Neighbours.ALWAYS
+    at_random: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_s < self.end_s < math.inf:
@@ -231,6 +233,12 @@ def spread(count: int, weights: Sequence[float]) -> IntArray:
     return np.asarray(np.concatenate(owner)[order], np.int64)
 
 
+def scatter(count: int, weights: Sequence[float], random: np.random.Generator) -> IntArray:
+    """Who of several takes request 0, 1 ... ``count - 1``: each request at random, in proportion to the weights."""
+    edges = np.cumsum(np.asarray(weights, np.float64) / math.fsum(weights))[:-1]
+    return np.asarray(np.searchsorted(edges, random.random(count), side="right"), np.int64)
+
+
 def _route(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, streams: Streams) -> list[list[Tenant]]:
     """The tenants of each GPU, each with its part of its service's requests and its own noise."""
     replicas: dict[str, list[ServingProcess]] = {service.name: [] for service in services}
@@ -265,7 +273,11 @@ def _split(service: Service, replicas: Sequence[ServingProcess], trial: Trial, s
     times = service.arrivals.times_s(trial.end_s + (trial.end_s - trial.warmup_s), streams("arrivals", service.name))
     filling = 4 * sum(replica.rule.batch for replica in replicas) * len(replicas)
     times = times[: int(np.searchsorted(times, trial.end_s)) + filling]
-    owner = spread(len(times), [replica.weight for replica in replicas])
+    weights = [replica.weight for replica in replicas]
+    if trial.at_random:
+        owner = scatter(len(times), weights, streams("balancer", service.name))
+    else:
+        owner = spread(len(times), weights)
     return [times[owner == number] for number in range(len(replicas))]
 
 

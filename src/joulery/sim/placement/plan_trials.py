@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from joulery.domain.gpu.provisioning import Workload
+from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import GpuType
@@ -27,6 +27,7 @@ class PlacedService:
         batch: Its batch size.
         weight: Its part of the service's requests, against the service's other instances.
         max_delay_s: How long it waits for a batch to fill.
+        model: Which model it runs; the service's when None.
     """
 
     service: str
@@ -34,6 +35,7 @@ class PlacedService:
     batch: int
     weight: float = 1.0
     max_delay_s: float = math.inf
+    model: str | None = None
 
 
 Plan = tuple[tuple[PlacedService, ...], ...]
@@ -55,6 +57,16 @@ def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceP
     """
     made = provision(policy, workloads, [GpuType(profile.gpu.name, profile, usd_per_hour=1.0)], rules)
     # Only best knows of random requests; every other policy means its batches to be full, as the paper does.
+    return plan_of(made.gpus, None if made.policy == "best" else math.inf)
+
+
+def plan_of(gpus: Sequence[PlannedGpu], max_delay_s: float | None = None) -> Plan:
+    """The instances of a plan, each with its part of the demand.
+
+    Args:
+        gpus: The plan.
+        max_delay_s: How long every instance waits for a batch to fill; as the plan says when None.
+    """
     return tuple(
         tuple(
             PlacedService(
@@ -62,11 +74,12 @@ def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceP
                 one.share_ratio,
                 one.batch,
                 one.rate_rps,
-                one.max_delay_s if made.policy == "best" else math.inf,
+                one.max_delay_s if max_delay_s is None else max_delay_s,
+                one.model,
             )
             for one in gpu.instances
         )
-        for gpu in made.gpus
+        for gpu in gpus
     )
 
 
@@ -78,6 +91,7 @@ def trials(
     trial: Trial,
     seeds: Sequence[int],
     max_delay_s: float | None = None,
+    truths: Mapping[str, Sequence[GpuTruth]] | None = None,
 ) -> Iterator[tuple[str, int, ServiceVerdict]]:
     """Judge every plan under every seed.
 
@@ -89,19 +103,21 @@ def trials(
         trial: How plans are judged.
         seeds: Under one seed all plans face the same requests.
         max_delay_s: Patience of every instance with a batch that does not fill; as each plan says when None.
+        truths: How each GPU of a plan behaves, by name of the plan; ``truth`` for plans without.
 
     Yields:
         Name of the plan, seed, verdict; plan by plan within a seed.
     """
     for seed in seeds:
         for name, plan in plans.items():
+            each_truth = (truths or {}).get(name) or [truth] * len(plan)
             gpus = [
                 Gpu(
-                    truth,
+                    mine,
                     tuple(
                         ServingProcess(
                             each.service,
-                            models[each.service],
+                            each.model or models[each.service],
                             each.share_ratio,
                             BatchRule(each.batch, each.max_delay_s if max_delay_s is None else max_delay_s),
                             each.weight,
@@ -109,6 +125,6 @@ def trials(
                         for each in gpu
                     ),
                 )
-                for gpu in plan
+                for gpu, mine in zip(plan, each_truth, strict=True)
             ]
             yield name, seed, judge(services, gpus, trial, Streams(seed))

@@ -8,9 +8,10 @@ import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.best import attainable, plan, problem_of
+from joulery.policies.placement.provisioning.best import plan
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.problem import attainable, problem_of
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from tests.policies.placement.provisioning.published import (
     CALIBRATED,

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from benchmarks.provision import rows, workloads
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.best import problem_of
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import cheapest
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
 from joulery.policies.placement.provisioning.planner import provision
+from joulery.policies.placement.provisioning.problem import problem_of, volume
 from joulery.policies.placement.provisioning.rules import Rules
 from tests.policies.placement.provisioning.published import V100, app12, random_services, t4
 
@@ -143,7 +143,7 @@ def test_a_mixed_fleet_has_a_valid_bound():
     result = provision("best", found, types, Rules(max_replicas=2))
     assert result.violations == ()
     assert 0 < result.bound.usd_per_hour <= result.usd_per_hour
-    least = best.volume(problem_of(found, types, Rules(max_replicas=2)))
+    least = volume(problem_of(found, types, Rules(max_replicas=2)))
     assert result.bound.usd_per_hour >= least - 1e-9
 
 
@@ -167,3 +167,15 @@ def test_settled_gpus_and_divisions_are_undone_after_a_dive():
     assert again.usd_per_hour <= relaxation.usd_per_hour * (1 + 1e-9), "the dive only added patterns"
     kinds = {problem.items[item].kind for _, pattern in plan.gpus for item in pattern}
     assert len(kinds) == 60 and math.isfinite(plan.usd_per_hour)
+
+
+@pytest.mark.slow
+def test_a_coarse_proof_raises_the_bound_of_many_services():
+    """61 different services: the sum of the shares needed alone says 18 GPUs, the knapsacks prove the plan's 19."""
+    many = workloads(rows(61, varied=True))
+    plan = provision("best", many, [V100])
+    least = volume(problem_of(many, [V100], Rules()))
+    assert math.ceil(least / V100.usd_per_hour) == 18
+    assert plan.bound.gpus > 18
+    assert plan.gap_ratio <= 0.06
+    assert not plan.violations

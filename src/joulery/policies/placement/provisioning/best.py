@@ -29,9 +29,18 @@ from joulery.policies.placement.provisioning.column_generation import (
 )
 from joulery.policies.placement.provisioning.many_kinds.generation import CAREFUL, QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches
-from joulery.policies.placement.provisioning.options import Item, Kind, kinds_of
-from joulery.policies.placement.provisioning.packing import Packing, Pattern
+from joulery.policies.placement.provisioning.packing import Pattern
 from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
+from joulery.policies.placement.provisioning.problem import (
+    Problem,
+    attainable,
+    bound_of,
+    cost_of,
+    cuts_of,
+    least_gpus,
+    problem_of,
+    volume,
+)
 from joulery.policies.placement.provisioning.rules import Rules
 from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
@@ -76,40 +85,6 @@ class Solution:
 
     gpus: tuple[Placed, ...]
     bound: PlanBound
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Services, GPU types and rules, worked out into items and packings."""
-
-    workloads: Sequence[Workload]
-    types: Sequence[GpuType]
-    kinds: tuple[Kind, ...]
-    items: tuple[Item, ...]
-    packings: tuple[Packing, ...]
-
-    @property
-    def demand(self) -> list[int]:
-        """Services of each kind."""
-        return [len(kind.members) for kind in self.kinds]
-
-    @property
-    def ranges(self) -> list[Range]:
-        """How many GPUs of each type there may be."""
-        return [(0, gpu_type.available) for gpu_type in self.types]
-
-
-def problem_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> Problem:
-    """Work out what can be chosen.
-
-    Raises:
-        InfeasibleError: A service can be served on none of the types.
-        ConfigError: No GPU types, two services of one name, or a model that no type knows.
-    """
-    kinds = kinds_of(workloads, types, rules)
-    items = tuple(item for kind in kinds for item in kind.items)
-    packings = tuple(Packing(gpu_type, index, items) for index, gpu_type in enumerate(types))
-    return Problem(workloads, types, kinds, items, packings)
 
 
 def plan(
@@ -161,12 +136,12 @@ def _many(problem: Problem, rules: Rules) -> Solution:
     generator.generate(generator.master.relax())
     best = generator.dive(QUICK)
     for cut in (False, True)[: (kinds <= _CAREFUL_KINDS) + (kinds <= _CUT_KINDS)]:
-        if (best.complete and best.usd_per_hour <= bound * (1 + _GAP_ENOUGH)) or _proven_infeasible(problem, bound):
+        near = best.complete and best.usd_per_hour <= bound * (1 + _GAP_ENOUGH)
+        if near or problem.crossed or _proven_infeasible(problem, bound):
             break
         generator.allow_cuts(True)
         relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN, careful=True)
-        gap_ratio = _gap_to_next(problem, relaxation.usd_per_hour, bound)
-        if gap_ratio > 0:
+        for gap_ratio in _gaps_to_prove(problem, relaxation.usd_per_hour, bound):
             proven, _ = generator.bound(relaxation, gap_ratio, max(_BOXES_MIN, _BOXES // kinds))
             if proven > relaxed:
                 relaxed, method = proven, f"{cuts_of(problem)}; no layout of a GPU is worth more than its price"
@@ -179,9 +154,23 @@ def _many(problem: Problem, rules: Rules) -> Solution:
     if _proven_infeasible(problem, bound):
         raise _too_few_gpus(problem, bound)
     gpus = placed(problem, best.gpus) if best.complete else _uncut(problem, _MANY_EFFORT)
+    if problem.crossed and cost_of(problem, gpus) > bound * (1 + _EQUAL):  # knapsacks know of shares alone
+        gpus = min(gpus, _uncut(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
     if _over(problem, gpus) and len(problem.types) > 1:
         gpus = _within_limits(problem, gpus)
     return Solution(gpus, bound_of(problem, bound, relaxed, method))
+
+
+def _gaps_to_prove(problem: Problem, relaxed: float, bound: float) -> tuple[float, ...]:
+    """How much may be lost in proofs that raise the bound, one after the other; none where none can.
+
+    The coarse one takes few boxes and raises the bound of many services further. The fine one proves the optimum of few
+    and finds patterns that whole numbers need.
+    """
+    fine = _gap_to_next(problem, relaxed, bound)
+    if fine <= 0:
+        return ()
+    return (fine,) if fine > _GAP_LARGEST / 2 else (_GAP_LARGEST, fine)
 
 
 def _gap_to_next(problem: Problem, relaxed: float, bound: float) -> float:
@@ -373,17 +362,6 @@ def _most_fractional(gpus: FloatArray) -> int | None:
     return int(np.argmax(part)) if float(part.max()) > 1e-6 else None
 
 
-def volume(problem: Problem) -> float:
-    """Dollars an hour for the shares that services need alone, as if shares could be cut and mixed at will."""
-    cheapest = [math.inf] * len(problem.kinds)
-    for index, item in enumerate(problem.items):
-        for packing in problem.packings:
-            if packing.alone[index] <= packing.capacity:
-                usd = packing.gpu_type.usd_per_hour * float(packing.alone[index]) / packing.capacity * item.replicas
-                cheapest[item.kind] = min(cheapest[item.kind], usd)
-    return math.fsum(usd * n for usd, n in zip(cheapest, problem.demand, strict=True))
-
-
 def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
     """The bound that needs no search: :func:`volume`, in whole GPUs."""
     problem = problem_of(workloads, types, rules)
@@ -394,26 +372,6 @@ def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules:
         relaxed,
         f"{cuts_of(problem)}; sum of the shares needed alone",
     )
-
-
-def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -> float:
-    """The least that whole numbers of GPUs within the ranges can cost without costing less than this.
-
-    Worked out for one or two types; the value itself for more.
-    """
-    wanted = usd_per_hour * (1 - 1e-9)
-    prices = [gpu_type.usd_per_hour for gpu_type in problem.types]
-    if len(prices) > 2 or wanted <= 0:
-        return usd_per_hour
-    (last_low, last_high), last = ranges[-1], prices[-1]
-    first_low, first_high = ranges[0] if len(prices) == 2 else (0, 0)
-    most = math.ceil(wanted / prices[0])
-    costs = []
-    for count in range(first_low, max(first_low, most if first_high is None else min(most, first_high)) + 1):
-        rest = max(last_low, math.ceil((wanted - count * prices[0]) / last))
-        if last_high is None or rest <= last_high:
-            costs.append(count * prices[0] * (len(prices) - 1) + rest * last)
-    return min(costs, default=usd_per_hour)
 
 
 def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Placed, ...]:
@@ -453,34 +411,6 @@ def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[R
                 mine += [ReplicaLoad(member, replica, item.replicas, rate_rps) for replica in range(item.replicas)]
         parts.append(mine[::-1])
     return parts
-
-
-def cost_of(problem: Problem, gpus: Sequence[Placed]) -> float:
-    """Dollars an hour."""
-    return math.fsum(problem.types[gpu.type_index].usd_per_hour for gpu in gpus)
-
-
-def bound_of(problem: Problem, usd_per_hour: float, relaxed_usd_per_hour: float, method: str) -> PlanBound:
-    """The bound on the cost, and on the number of GPUs that follows from it."""
-    dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
-    return PlanBound(math.ceil(usd_per_hour / dearest - 1e-6), usd_per_hour, relaxed_usd_per_hour, method)
-
-
-def cuts_of(problem: Problem) -> str:
-    """Within which choices a bound holds, in words."""
-    most = max(item.replicas for item in problem.items)
-    return "services whole" if most == 1 else f"up to {most} replicas a service"
-
-
-def least_gpus(problem: Problem) -> int:
-    """No plan has fewer GPUs: the shares that the services need alone, rounded up."""
-    least = [math.inf] * len(problem.kinds)
-    for index, item in enumerate(problem.items):
-        for packing in problem.packings:
-            if packing.alone[index] <= packing.capacity:
-                share = float(packing.alone[index]) / packing.capacity * item.replicas
-                least[item.kind] = min(least[item.kind], share)
-    return math.ceil(math.fsum(share * n for share, n in zip(least, problem.demand, strict=True)) - 1e-9)
 
 
 def _too_few_gpus(problem: Problem, bound: float, unserved: Sequence[int] = ()) -> InfeasibleError:

@@ -6,10 +6,11 @@ Services that are alike (same model, SLO, rate and arrivals) form one class and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.domain.gpu.provisioning import Workload
+from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import (
     RequestStream,
@@ -51,11 +52,15 @@ class Item(NamedTuple):
         kind: Index of the class of services.
         replicas: Into how many it is cut.
         options: For each GPU type the batches with which it fits, the one with the fewest units first.
+        memory_bytes: GPU memory of the replica and its standby; 0 where unknown.
+        apart: Whether no other replica of its service may share its GPU.
     """
 
     kind: int
     replicas: int
     options: tuple[tuple[Option, ...], ...]
+    memory_bytes: float = 0.0
+    apart: bool = False
 
 
 class Kind(NamedTuple):
@@ -85,7 +90,9 @@ def kinds_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rul
         raise ConfigError("two services have the same name", got=twice)
     alike: dict[object, list[int]] = {}
     for index, workload in enumerate(workloads):
-        alike.setdefault((workload.model, workload.slo, workload.rate_rps, workload.arrivals), []).append(index)
+        look = replace(workload, id="")
+        # Replicas of different services may share a GPU: services that are alike are kinds of their own.
+        alike.setdefault((look, workload.id) if rules.apart and rules.max_replicas > 1 else look, []).append(index)
     return tuple(
         Kind(tuple(members), items_of(workloads[members[0]], kind, types, rules))
         for kind, members in enumerate(alike.values())
@@ -102,9 +109,17 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
     known = [gpu_type for gpu_type in types if workload.model in gpu_type.profile.models]
     if not known:
         types[0].profile[workload.model]
+    if not any(may_use(workload, gpu_type) for gpu_type in known):
+        raise only_spot(workload)
+    known = [gpu_type for gpu_type in known if may_use(workload, gpu_type)]
+    if not any(_fits_memory(workload, gpu_type) for gpu_type in known):
+        raise _too_large(workload, known)
     if not any(_options(workload, _HARDLY_ANY, gpu_type, rules) for gpu_type in known):
         raise _too_fast(workload, known, rules)
-    items = [_item(workload, kind, replicas, types, rules) for replicas in range(1, rules.max_replicas + 1)]
+    fewest = workload.replicas_min
+    items = [
+        _item(workload, kind, replicas, types, rules) for replicas in range(fewest, max(fewest, rules.max_replicas) + 1)
+    ]
     items = [item for item in items if any(item.options)]
     if not items and rules.max_replicas == 1:
         raise _needs_replicas(workload, _fewest(workload, kind, types, rules))
@@ -122,7 +137,7 @@ _MORE_REPLICAS = 2
 
 def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> int:
     """The smallest number of replicas that works on some type: fewer requests each never hurt."""
-    low, high = 1, 2
+    low, high = workload.replicas_min, 2 * workload.replicas_min
     while not any(_item(workload, kind, high, types, rules).options):
         low, high = high, 2 * high
         if high > 2 * MAX_REPLICAS:
@@ -142,14 +157,20 @@ def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rule
 
 
 def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType], rules: Rules) -> Item:
-    stream = stream_of(workload, replicas)
-    return Item(kind, replicas, tuple(_options(workload, stream, gpu_type, rules) for gpu_type in types))
+    stream = stream_of(workload, replicas, rules.balancer)
+    return Item(
+        kind,
+        replicas,
+        tuple(_options(workload, stream, gpu_type, rules) for gpu_type in types),
+        PROCESSES_PER_INSTANCE * (workload.memory_bytes or 0.0),
+        rules.apart and replicas > 1,
+    )
 
 
 def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
     """Every batch with which a replica fits on one type, the one with the fewest units first."""
     gpu, model = gpu_type.profile.gpu, gpu_type.profile.models.get(workload.model)
-    if model is None:
+    if model is None or not may_use(workload, gpu_type) or not _fits_memory(workload, gpu_type):
         return ()
     found: list[Option] = []
     for batch in batches_of(rules, workload, stream):
@@ -162,6 +183,41 @@ def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules
         if units is not None:
             found.append(Option(one, units, one.figures(units * gpu.unit_percent)))
     return tuple(sorted(found, key=lambda option: (option.units, option.process.batch)))
+
+
+def may_use(workload: Workload, gpu_type: GpuType) -> bool:
+    """Whether a service may be on a type: on spot GPUs only if it says so."""
+    return workload.spot or not gpu_type.spot
+
+
+def only_spot(workload: Workload) -> InfeasibleError:
+    """The error for a service that may not be on spot GPUs where there are no others."""
+    return InfeasibleError(
+        f"service {workload.id} may not be on spot GPUs, and the fleet has no others for it",
+        binding=f"market of {workload.id}",
+        nearest={"workload": workload.id},
+        hint="add an on-demand price, or state spot: true for the service",
+    )
+
+
+def _fits_memory(workload: Workload, gpu_type: GpuType) -> bool:
+    """Whether a process and its standby fit into the memory of a GPU, as far as both are known."""
+    if workload.memory_bytes is None or gpu_type.memory_bytes is None:
+        return True
+    return PROCESSES_PER_INSTANCE * workload.memory_bytes <= gpu_type.memory_bytes
+
+
+def _too_large(workload: Workload, types: Sequence[GpuType]) -> InfeasibleError:
+    """The error for a model that fits into the memory of no GPU type."""
+    largest = max(types, key=lambda each: each.memory_bytes or 0.0)
+    needed = PROCESSES_PER_INSTANCE * (workload.memory_bytes or 0.0)
+    return InfeasibleError(
+        f"service {workload.id}: a process of {workload.model} and its standby take {needed / 1e9:.3g} GB, but "
+        f"{largest.name} has {(largest.memory_bytes or 0.0) / 1e9:.3g} GB",
+        binding=f"memory of {workload.id}",
+        nearest={"workload": workload.id, "gpu": largest.name, "memory_bytes": needed},
+        hint="add a GPU type with more memory, or serve a smaller model",
+    )
 
 
 def _too_fast(workload: Workload, types: Sequence[GpuType], rules: Rules) -> InfeasibleError:

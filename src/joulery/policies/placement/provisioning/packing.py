@@ -14,6 +14,8 @@ linear in each), so it is left out of the bound; neighbourhoods outside the box 
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -78,6 +80,8 @@ class Packing:
         capacity: Units of a whole GPU.
         alone: Units each item needs alone, int64[items]; ``NEVER`` where it does not fit.
         power_w, cache_percent: Least power and cache use of each item, float64[items].
+        memory_bytes: Memory of each item and its standby, float64[items]; 0 where unknown.
+        memory_limit_bytes: Memory of the GPU; infinite where unknown.
         unsure: Patterns that were not found to fit, without a proof that they do not.
     """
 
@@ -86,6 +90,9 @@ class Packing:
         self.gpu = gpu_type.profile.gpu
         self.capacity = units_of(self.gpu)
         self._options = [item.options[type_index] for item in items]
+        self._kind, self._apart = [item.kind for item in items], [item.apart for item in items]
+        self.memory_bytes = np.array([item.memory_bytes for item in items], np.float64)
+        self.memory_limit_bytes = math.inf if gpu_type.memory_bytes is None else gpu_type.memory_bytes
         self.alone = np.array([some[0].units if some else NEVER for some in self._options], np.int64)
         self.power_w = np.array([min((o.figures[1] for o in some), default=0.0) for some in self._options])
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
@@ -149,7 +156,16 @@ class Packing:
         """Whether no batches at all make the pattern fit: proven, not just not found."""
         return self.fit(pattern) is None and pattern not in self.unsure
 
+    def _barred(self, pattern: Pattern) -> bool:
+        """Whether memory, or replicas of one service that must not share a GPU, rule the pattern out."""
+        if math.fsum(self.memory_bytes[item] for item in pattern) > self.memory_limit_bytes:
+            return True
+        alike = Counter(self._kind[item] for item in pattern)
+        return any(alike[self._kind[item]] > 1 for item in pattern if self._apart[item])
+
     def _search(self, pattern: Pattern) -> PackedGpu | None:
+        if self._barred(pattern):
+            return None
         if len(pattern) == 1:
             first = self._options[pattern[0]][:1]
             return self._allocated(pattern, first, self.capacity) if first else None

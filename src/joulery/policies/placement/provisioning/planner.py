@@ -16,15 +16,24 @@ from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.plan_change import PlanDifference, RunningGpu
-from joulery.domain.gpu.provisioning import PlanBound, ProvisionPlan, Workload
+from joulery.domain.gpu.provisioning import PlanBound, PlannedGpu, ProvisionPlan, Violation, Workload
 from joulery.domain.quality import Quality, weakest
 from joulery.policies.placement.provisioning import best, igniter
 from joulery.policies.placement.provisioning.baselines import BASELINES
 from joulery.policies.placement.provisioning.column_generation import Effort
 from joulery.policies.placement.provisioning.exact import SERVICES_MAX
-from joulery.policies.placement.provisioning.predict import GpuType, Placed, predict, shortages_of, violations_of
+from joulery.policies.placement.provisioning.options import may_use, only_spot
+from joulery.policies.placement.provisioning.predict import (
+    GpuType,
+    Placed,
+    on_hosts,
+    predict,
+    shared_domains_of,
+    shortages_of,
+    violations_of,
+)
 from joulery.policies.placement.provisioning.replan import difference, follow, running_of
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.rules import FailureDomain, Rules
 
 POLICIES = ("best", "igniter", *BASELINES)
 """Names of the policies."""
@@ -58,19 +67,23 @@ def provision(
     quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
     if policy == "best":
         solution = best.plan(workloads, types, rules, effort)
-        gpus = predict(solution.gpus, workloads, types, rules)
-        violations = (*violations_of(gpus), *shortages_of(gpus, types))
+        gpus, violations = _predicted(solution.gpus, workloads, types, rules)
+        violations = (*violations, *shortages_of(gpus, types))
         return ProvisionPlan("best", gpus, violations, solution.bound, quality)
     candidates: list[ProvisionPlan] = []
     reasons: list[InfeasibleError | ConfigError] = []
     for index, gpu_type in enumerate(types):
+        barred = next((workload for workload in workloads if not may_use(workload, gpu_type)), None)
+        if barred is not None:
+            reasons.append(only_spot(barred))
+            continue
         try:
             placed = _one_type(policy, workloads, gpu_type, index, rules.max_batch)
         except (InfeasibleError, ConfigError) as error:
             reasons.append(error)
             continue
-        gpus = predict(placed, workloads, types, rules)
-        candidates.append(ProvisionPlan(policy, gpus, violations_of(gpus), None, quality))
+        gpus, violations = _predicted(placed, workloads, types, rules)
+        candidates.append(ProvisionPlan(policy, gpus, violations, None, quality))
     if not candidates:
         raise reasons[0]
     return min(candidates, key=lambda plan: (bool(plan.violations), plan.usd_per_hour))
@@ -91,10 +104,21 @@ def followed(
     """
     rules = rules or Rules()
     _check("best", workloads, types)
-    gpus = predict(follow(running, workloads, types, rules, max_migrations), workloads, types, rules)
+    placed = follow(running, workloads, types, rules, max_migrations)
+    gpus, violations = _predicted(placed, workloads, types, rules)
     bound = best.volume_bound(workloads, types, rules)
     quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
-    return ProvisionPlan("follow", gpus, violations_of(gpus), bound, quality)
+    return ProvisionPlan("follow", gpus, violations, bound, quality)
+
+
+def _predicted(
+    placed: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
+) -> tuple[tuple[PlannedGpu, ...], tuple[Violation, ...]]:
+    """The GPUs of a plan, on hosts where they matter, and what is predicted to be violated."""
+    gpus = predict(placed, workloads, types, rules)
+    if rules.domain is FailureDomain.HOST:
+        gpus = on_hosts(gpus, types)
+    return gpus, (*violations_of(gpus), *(shared_domains_of(gpus, types) if rules.apart else ()))
 
 
 def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:

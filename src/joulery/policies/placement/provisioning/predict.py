@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from joulery.domain.gpu.provisioning import (
@@ -15,7 +16,7 @@ from joulery.domain.gpu.provisioning import (
     Workload,
 )
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, Solo, clock_mhz, demand_w, latency, solo
-from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batch_limit_ms, limit_ms
+from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batch_limit_ms, limit_ms, split_scv
 from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 
 TOLERANCE = 1e-9
@@ -45,12 +46,18 @@ class GpuType:
         profile: What is known of it.
         usd_per_hour: Price of one.
         available: How many there are; None for as many as wanted.
+        memory_bytes: Memory that processes may take; None where unknown.
+        per_host: How many of them a host has.
+        spot: Whether their owner can withdraw them.
     """
 
     name: str
     profile: InterferenceProfile
     usd_per_hour: float
     available: int | None = None
+    memory_bytes: float | None = None
+    per_host: int = 1
+    spot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +105,18 @@ def _gpu(gpu_type: GpuType, gpu: Placed, workloads: Sequence[Workload], limits: 
         demand_w=demand,
         power_w=min(demand, profile.gpu.power_cap_w),
         instances=tuple(
-            _instance(profile, workloads[share.part.workload], share, own, around, limits.of(gpu, share, len(solos)))
+            _instance(
+                profile,
+                workloads[share.part.workload],
+                share,
+                own,
+                around,
+                limits.of(gpu, share, len(solos)),
+                evenly=limits.stream(share).scv == 0,
+            )
             for share, own in zip(gpu.shares, solos, strict=True)
         ),
+        memory_limit_bytes=math.nan if gpu_type.memory_bytes is None else gpu_type.memory_bytes,
     )
 
 
@@ -111,9 +127,10 @@ def _instance(
     own: Solo,
     around: Neighbourhood,
     limit_ms: float,
+    *,
+    evenly: bool,
 ) -> PlannedInstance:
     times = latency(profile.gpu, profile[workload.model], share.batch, own, around)
-    evenly = workload.arrivals.scv == 0
     return PlannedInstance(
         workload=workload.id,
         model=workload.model,
@@ -134,6 +151,7 @@ def _instance(
         limit_s=limit_ms / 1e3,
         throughput_rps=times.throughput_rps(share.batch),
         slo_s=workload.slo.latency_s,
+        memory_bytes=math.nan if workload.memory_bytes is None else workload.memory_bytes,
     )
 
 
@@ -142,13 +160,17 @@ class _Limits:
 
     def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
         self._workloads, self._types = workloads, types
-        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas)
+        self._rules = Rules(rules.accounting, rules.max_batch, rules.max_replicas, balancer=rules.balancer)
         self._known: dict[object, float] = {}
+
+    def stream(self, share: Share) -> RequestStream:
+        """The requests that reach a process."""
+        scv = self._workloads[share.part.workload].arrivals.scv
+        return RequestStream(share.part.rate_rps, split_scv(scv, share.part.replicas, self._rules.balancer))
 
     def of(self, gpu: Placed, share: Share, processes: int) -> float:
         """Milliseconds."""
-        workload = self._workloads[share.part.workload]
-        stream = RequestStream(share.part.rate_rps, workload.arrivals.scv / share.part.replicas)
+        workload, stream = self._workloads[share.part.workload], self.stream(share)
         if stream.scv == 0:
             return batch_limit_ms(self._rules, workload, stream, share.batch)
         key = (gpu.type_index, workload.model, workload.slo, stream, share.batch, processes > 1)
@@ -164,16 +186,58 @@ class _Limits:
 
 
 def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
-    """Every SLO violation that is predicted: latency, throughput, or more than a whole GPU given away."""
+    """Every violation that is predicted: latency, throughput, more than a whole GPU given away, or than its memory."""
     found: list[Violation] = []
     for index, gpu in enumerate(gpus):
         if gpu.share_ratio > 1 + TOLERANCE:
             found.append(Violation(gpu.instances[-1].workload, index, "share", gpu.share_ratio, 1.0))
+        if gpu.memory_bytes > gpu.memory_limit_bytes:
+            largest = max(gpu.instances, key=lambda each: each.memory_bytes).workload
+            found.append(Violation(largest, index, "memory", gpu.memory_bytes, gpu.memory_limit_bytes))
         for each in gpu.instances:
             if not 0 < each.latency_s <= each.limit_s * (1 + TOLERANCE):
                 found.append(Violation(each.workload, index, "latency", each.latency_s, each.limit_s))
             elif not each.throughput_rps >= each.rate_rps * (1 - TOLERANCE):
                 found.append(Violation(each.workload, index, "throughput", each.throughput_rps, each.rate_rps))
+    return tuple(found)
+
+
+def on_hosts(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[PlannedGpu, ...]:
+    """The GPUs with their hosts: as few as a first fit finds without two replicas of a service on one.
+
+    GPUs with most services come first, for they are the hardest to put beside others. A host has GPUs of one type.
+    """
+    per_host = {kind.name: kind.per_host for kind in types}
+    hosts: list[tuple[str, int, set[str]]] = []
+    host_of: dict[int, int] = {}
+    services = [{each.workload for each in gpu.instances} for gpu in gpus]
+    cut = {each.workload for gpu in gpus for each in gpu.instances if each.replicas > 1}
+    for index in sorted(range(len(gpus)), key=lambda at: -len(services[at] & cut)):
+        kind, mine = gpus[index].type, services[index] & cut
+        for host, (has, room, there) in enumerate(hosts):
+            if has == kind and room > 0 and not there & mine:
+                hosts[host] = (has, room - 1, there | mine)
+                break
+        else:
+            host = len(hosts)
+            hosts.append((kind, per_host[kind] - 1, set(mine)))
+        host_of[index] = host
+    number = {host: at for at, host in enumerate(dict.fromkeys(host_of[index] for index in range(len(gpus))))}
+    return tuple(replace(gpu, host=number[host_of[index]]) for index, gpu in enumerate(gpus))
+
+
+def shared_domains_of(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[Violation, ...]:
+    """A violation for replicas of a service on one GPU, and for hosts that there are not."""
+    found: list[Violation] = []
+    for index, gpu in enumerate(gpus):
+        count = Counter(each.workload for each in gpu.instances)
+        found += [Violation(name, index, "gpu", float(n), 1.0) for name, n in count.items() if n > 1]
+    for kind in types:
+        hosts = list(dict.fromkeys(gpu.host for gpu in gpus if gpu.type == kind.name and gpu.host is not None))
+        there = math.inf if kind.available is None else math.ceil(kind.available / kind.per_host)
+        if len(hosts) > there:
+            index = next(at for at, gpu in enumerate(gpus) if gpu.host == hosts[int(there)])
+            found.append(Violation(gpus[index].instances[0].workload, index, "host", float(len(hosts)), there))
     return tuple(found)
 
 

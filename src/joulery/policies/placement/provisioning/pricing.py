@@ -91,7 +91,9 @@ class Pricer:
         for first in range(0, len(level.values), size):
             chunk = level.where(slice(first, first + size))
             room = self.packing.capacity - self.packing.least(chunk.patterns).sum(axis=1)
-            chunk, room = chunk.where(room >= 0), room[room >= 0]
+            memory = self.packing.memory_bytes[chunk.patterns].sum(axis=1)
+            fits = (room >= 0) & (memory <= self.packing.memory_limit_bytes)
+            chunk, room = chunk.where(fits), room[fits]
             hits += _named(chunk.where(chunk.values > threshold))
             if len(room):
                 child, bound = self._grown(chunk, room, values, threshold)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import NamedTuple
 
 from joulery.domain.errors import ConfigError
@@ -29,6 +31,26 @@ class Accounting(StrEnum):
     """What is left after the wait of the first request of a batch for the last."""
 
 
+class FailureDomain(StrEnum):
+    """What no two replicas of a service may share."""
+
+    NONE = "none"
+    """Nothing: replicas may be on one GPU."""
+    GPU = "gpu"
+    """A GPU."""
+    HOST = "host"
+    """A host, and so a GPU."""
+
+
+class Balancer(StrEnum):
+    """How the requests of a service reach its replicas."""
+
+    TURNS = "turns"
+    """In strict turns: every gap of a replica is the sum of as many gaps as there are replicas."""
+    RANDOM = "random"
+    """Each request at random: gaps of a replica vary as much as independent users make them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What preset ``best`` may choose, and what it has to keep.
@@ -40,6 +62,10 @@ class Rules:
         margin_ratio: Latencies are taken to be longer, and demands larger, by this ratio.
         noise_cv: Coefficient of variation of a batch's time from batch to batch; with the full SLO accounted for, the
             SLO quantile of that time counts instead of its mean.
+        balancer: How requests reach the replicas of a service.
+        domain: What may fail at once: no two replicas of a service share one.
+        random_margins: By model: the least margin for requests that arrive at random. A queue makes a small error of
+            the execution time a large one of the latency, while half of the SLO absorbs it for evenly spaced requests.
     """
 
     accounting: Accounting = Accounting.HALF_SLO
@@ -47,6 +73,9 @@ class Rules:
     max_replicas: int = 4
     margin_ratio: float = 0.0
     noise_cv: float = 0.0
+    balancer: Balancer = Balancer.TURNS
+    domain: FailureDomain = FailureDomain.NONE
+    random_margins: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if self.max_batch < 1 or self.max_replicas < 1:
@@ -56,6 +85,11 @@ class Rules:
             )
         if not 0 <= self.margin_ratio < 10:
             raise ConfigError("a safety margin is a ratio from 0", got=str(self.margin_ratio), expected="such as 5 %")
+
+    @property
+    def apart(self) -> bool:
+        """Whether no two replicas of a service may share a GPU."""
+        return self.domain is not FailureDomain.NONE
 
 
 class RequestStream(NamedTuple):
@@ -70,9 +104,19 @@ class RequestStream(NamedTuple):
     scv: float
 
 
-def stream_of(workload: Workload, replicas: int) -> RequestStream:
-    """The requests of one of several equal replicas, which take turns: every gap is the sum of ``replicas`` gaps."""
-    return RequestStream(workload.rate_rps / replicas, workload.arrivals.scv / replicas)
+def stream_of(workload: Workload, replicas: int, balancer: Balancer = Balancer.TURNS) -> RequestStream:
+    """The requests of one of several equal replicas."""
+    return RequestStream(workload.rate_rps / replicas, split_scv(workload.arrivals.scv, replicas, balancer))
+
+
+def split_scv(scv: float, replicas: int, balancer: Balancer) -> float:
+    """Squared coefficient of variation of the gaps of one of several equal replicas.
+
+    In turns, every gap is the sum of ``replicas`` gaps. At random, every gap is the sum of a geometric number of them.
+    """
+    if balancer is Balancer.RANDOM:
+        return 1 + (scv - 1) / replicas
+    return scv / replicas
 
 
 def limit_ms(
@@ -106,6 +150,7 @@ def limit_ms(
     load_ms, feedback_ms = model.load_bytes * transfer, model.feedback_bytes * transfer
     margin = 1 + rules.margin_ratio
     if stream.scv > 0:
+        margin = 1 + max(rules.margin_ratio, rules.random_margins.get(workload.model, 0.0))
         return _random_limit_ms(gpu, model, workload, stream, batch, load_ms + feedback_ms) / margin
     keep_up_ms = 1000.0 * batch / (stream.rate_rps * margin) - feedback_ms * batch
     batch_ms = batch_limit_ms(rules, workload, stream, batch) / margin / _unlucky(rules, workload)

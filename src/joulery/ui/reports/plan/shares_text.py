@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -69,6 +70,10 @@ def pictures(plan: ProvisionPlan) -> Iterable[Text]:
             used += width
         text.append("░" * (BAR - used), "dim")
         text.append(f" {100 * gpu.share_ratio:5.1f} %  {gpu.clock_mhz:.0f} MHz  {si(gpu.power_w, 'W')}")
+        if gpu.memory_bytes >= 0 and gpu.memory_limit_bytes > 0:
+            text.append(f"  {gpu.memory_bytes / 1e9:.3g} of {gpu.memory_limit_bytes / 1e9:.3g} GB")
+        if gpu.host is not None:
+            text.append(f"  host {gpu.host + 1}")
         if gpu.clock_mhz < (gpu.clock_set_mhz or gpu.clock_max_mhz) - 0.5:
             text.append("  throttled", "yellow")
         yield text
@@ -127,7 +132,7 @@ def alike(gpus: Sequence[PlannedGpu]) -> list[tuple[int, PlannedGpu, int]]:
             (e.model, e.slice, e.processes, e.share_ratio, e.batch, e.replicas, e.rate_rps, e.slo_s)
             for e in gpu.instances
         )
-        groups.setdefault((gpu.type, look), []).append(index)
+        groups.setdefault((gpu.type, gpu.host, look), []).append(index)
     shown: list[tuple[int, PlannedGpu, int]] = []
     for members in groups.values():
         if len(members) >= _ALIKE_MIN:
@@ -156,10 +161,25 @@ def violations_view(violations: Sequence[Violation]) -> Text:
                 f"the plan has {each.predicted:.0f} GPUs of this type, {each.allowed:.0f} are available; "
                 "no plan within the limit was found, and none was proven impossible"
             )
+        elif each.what == "memory":
+            said = f"processes and standbys take {each.predicted / 1e9:.3g} GB of {each.allowed / 1e9:.3g} GB"
+        elif each.what == "gpu":
+            said = f"{each.predicted:.0f} of its replicas share a GPU"
+        elif each.what == "host":
+            said = f"replicas that share no host take {each.predicted:.0f} hosts, {each.allowed:.0f} are available"
         else:
             said = f"shares come to {percent(each.predicted)} of the GPU"
         lines.append(f"{each.workload} on GPU {each.gpu + 1}: {said}")
     return Text("\n".join(lines), "red")
+
+
+def uncovered(error_ratio: float) -> Text:
+    """A warning: the profile's own errors are larger than the margin of the plan."""
+    return Text(
+        f"\nThe profile reports that 1 measurement in 20 took {percent(error_ratio)} longer than predicted, or more, "
+        "and this plan's margin does not cover it.",
+        "yellow",
+    )
 
 
 def explanation(plan: ProvisionPlan) -> Text:
@@ -174,6 +194,9 @@ def explanation(plan: ProvisionPlan) -> Text:
     if plan.bound is not None:
         relaxed, whole = usd(plan.bound.relaxed_usd_per_hour), usd(plan.bound.usd_per_hour)
         lines.append(f"bound: {relaxed}/h if fractions of GPUs could be rented, {whole}/h in whole GPUs")
+    unknown = sorted({each.workload for gpu in plan.gpus for each in gpu.instances if math.isnan(each.memory_bytes)})
+    if unknown:
+        lines.append(f"GPU memory is not checked for {', '.join(unknown)}: state services[].memory to have it checked")
     for index, gpu in enumerate(plan.gpus):
         for each in gpu.instances:
             parts = each.parts
@@ -262,7 +285,7 @@ def series_view(series: SeriesPlan) -> RenderableType:
         change = each.change
         counts = [str(change.count(what)) if change else "" for what in ("move", "start", "stop", "resize")]
         shown.add_row(
-            _clock(each.period.from_s),
+            clock_text(each.period.from_s),
             f"{each.period.hours:.3g}",
             f"{sum(each.period.rates_rps.values()):.4g} /s",
             str(len(each.plan.gpus)),
@@ -277,7 +300,7 @@ def series_view(series: SeriesPlan) -> RenderableType:
     return Group(shown, Text(), Text(total))
 
 
-def _clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """Hours and minutes since the start."""
     minutes = round(seconds / 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}"

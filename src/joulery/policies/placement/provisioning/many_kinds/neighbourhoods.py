@@ -318,7 +318,10 @@ class Knapsacks:
 
         def padded(name: str, blank: float) -> Any:
             some = [getattr(offer, name) for offer in offers]
-            return np.array([np.pad(one, (0, longest - len(one)), constant_values=blank) for one in some])
+            table = np.full((len(some), longest), blank, some[0].dtype)
+            for row, one in zip(table, some, strict=True):
+                row[: len(one)] = one
+            return table
 
         most = np.array([offer.processes for offer in offers])
         total, taken = _knapsack(
@@ -391,8 +394,13 @@ def _ranked(units: IntArray, gain: FloatArray, group: IntArray, beside: IntArray
     row, choice = np.nonzero(np.isfinite(gain))
     at = (row * groups + group[choice]) * lengths + units[row, choice]
     np.maximum.at(best.reshape(-1), at, gain[row, choice])
-    best = -np.sort(-np.maximum.accumulate(best, axis=2), axis=1)
+    np.maximum.accumulate(best, axis=2, out=best)
     at = np.minimum(beside, groups - 1)
+    # Only the best few are asked for: sorting them alone, the largest first, takes a fraction of the time.
+    few = int(at.max()) + 1
+    if few < groups:
+        best = np.partition(best, groups - few, axis=1)[:, groups - few :]
+    best = -np.sort(-best, axis=1)
     enough = np.take_along_axis(best, at[:, None, :], axis=1)[:, 0, :]
     return np.asarray(np.where(beside < groups, enough, -np.inf), np.float64)
 
