@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 _POWER = re.compile(r"^\s*Instantaneous power reading:\s*(\d+)\s*Watts", re.MULTILINE)
 _STATE = re.compile(r"^\s*Power reading state is:\s*(\w+)", re.MULTILINE)
 _ADMINISTRATORS = "who may open /dev/ipmi0 controls the BMC, so leave it to root: "
-_ROOT = "sudo joulery export --meter ipmi --user NAME, or read the BMC with a read-only account: --meter redfish:URL"
+_ROOT = "sudo joulery export --meter ipmi, or read the BMC with a read-only account: --meter redfish:URL"
 
 Answer = Callable[[], tuple[int, str, str]]
 """Runs the command: exit status, standard output, standard error."""
