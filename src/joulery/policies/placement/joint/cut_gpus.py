@@ -80,6 +80,7 @@ def sliced_gpu(
         power_w=clocked.idle_w + clocked.host_w + added_w,
         instances=tuple(instances),
         clock_set_mhz=clocked.clock_mhz,
+        clock_ceiling_mhz=clocked.clock_max_mhz if problem.power_cap_w is None else clocked.clock_mhz,
         idle_w=clocked.idle_w,
         host_w=clocked.host_w,
     )
