@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-ray test-vllm lint bench docs dist audit lock stubs clean help
+.PHONY: run test test-ray test-vllm test-lowest lint bench docs dist audit lock stubs clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -59,6 +59,15 @@ $(VENV)-vllm/.done: $(VENV)/.dev
 
 test-vllm: $(VENV)-vllm/.done ## the real vLLM on this machine's CPU, with a small model; its environment takes about a minute and 3 GB
 	JOULERY_VLLM=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest -m vllm tests/vllm
+
+test-lowest: ## the lower ends of the ranges: core, plan, parquet and export in an environment of their own
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/pip --disable-pip-version-check --quiet install --no-compile -r requirements/lowest.txt
+	$(VENV)-lowest/bin/pip --disable-pip-version-check --quiet install --no-deps --no-compile .
+	$(VENV)-lowest/bin/joulery measure --carbon "250 g/kWh" --out $(VENV)-lowest/run -- true
+	$(VENV)-lowest/bin/joulery report $(VENV)-lowest/run
+	$(VENV)-lowest/bin/joulery plan examples/igniter-12.yaml
+	$(VENV)-lowest/bin/joulery export --once
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .

@@ -33,9 +33,6 @@ SMALL = 200
 _EQUAL = 1e-5
 NOT_BUILT = {
     "9": "an envelope over price and load is not built yet",
-    "10": "warm re-planning within R moves is not built yet",
-    "11": "a day with switching costs is not built yet",
-    "14": "preset joint's plans are not executed by `joulery up` yet",
 }
 
 
@@ -238,6 +235,8 @@ def _slices(checks: Checks) -> list[str]:
 
 def run() -> Result:
     """Every check."""
+    from benchmarks.joint_over_time import day_of_switching, executed, warm_replans
+
     checks = Checks()
     plan = _first(checks)
     _floors(checks)
@@ -249,6 +248,9 @@ def run() -> Result:
     _speed(checks)
     _limits(checks)
     _mixed(checks)
+    warm_replans(checks, plan)
+    day_of_switching(checks)
+    executed(checks)
     for number, why in NOT_BUILT.items():
         checks.add(number, why, None, "not built yet")
     order = sorted(range(len(checks.rows)), key=lambda at: int(checks.rows[at][0]))

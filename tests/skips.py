@@ -12,6 +12,7 @@ MACHINE = {
     "no TensorFlow": r"TensorFlow is not installed",
     "no data set": r"the data set is not here",
     "no vLLM": r"vLLM is not installed: make test-vllm",
+    "no kubectl": r"kubectl is not installed",
 }
 """What depends on the machine alone: allowed everywhere, in CI too."""
 

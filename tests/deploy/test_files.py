@@ -2,6 +2,7 @@
 
 import configparser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import joulery
 from joulery.gateway.exporter.families import EXPORT_METRICS
 from joulery.gateway.metrics import METRICS
 from joulery.ui.cli.verbs import VERBS
@@ -117,3 +119,27 @@ def test_the_daemon_set_is_complete_and_restricted():
     volumes = kinds["daemonset.yaml"]["spec"]["template"]["spec"]["volumes"]
     assert mounted == {volume["name"] for volume in volumes}
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
+
+
+def test_kustomize_builds_the_daemon_set_in_its_namespace():
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(["kubectl", "kustomize", str(DEPLOY / "kubernetes")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    built = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
+    (name,) = {built["Namespace"]["metadata"]["name"], built["DaemonSet"]["metadata"]["namespace"]}
+    assert name == "joulery"
+
+
+def test_the_release_publishes_without_a_secret():
+    text = (DEPLOY.parent / ".github/workflows/release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert "secrets." not in text and "password" not in text
+    assert jobs["build"]["permissions"] == {"contents": "read"} and "environment" not in jobs["build"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"} and jobs["publish"]["needs"] == "build"
+    assert {"run": "make dist"} in jobs["build"]["steps"]
+    (check,) = (step["run"] for step in jobs["build"]["steps"] if "sed -n" in step.get("run", ""))
+    env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": f"v{joulery.__version__}"}
+    for name, code in ((env["GITHUB_REF_NAME"], 0), ("v99.0.0", 1)):
+        done = subprocess.run(["bash", "-euc", check], cwd=DEPLOY.parent, env={**env, "GITHUB_REF_NAME": name})
+        assert done.returncode == code

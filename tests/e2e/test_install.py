@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -100,3 +101,17 @@ def test_the_readme_leads_from_nothing_to_a_first_figure(tmp_path):
     assert re.search(r"energy +[\d.]+ m?J ", done.stderr)
     assert re.search(r"carbon +[\d.]+ [mµ]?g ", done.stderr)
     assert list((tmp_path / "runs").glob("*"))
+
+
+def test_the_lowest_versions_are_those_of_the_ranges():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    ranges = [
+        *project["dependencies"],
+        *(r for name in ("plan", "parquet", "serve", "export", "nvidia") for r in extras[name]),
+    ]
+    lowest = dict(re.findall(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", "\n".join(ranges)))
+    pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "requirements/lowest.txt").read_text(), re.MULTILINE))
+    assert lowest.keys() == pinned.keys()
+    for name, version in lowest.items():
+        assert f"{pinned[name]}.".startswith(f"{version}."), name

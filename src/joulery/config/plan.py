@@ -222,6 +222,9 @@ class PlanSection(Section):
     """For joint: watts of the site for each watt of GPUs and hosts."""
     power_cap_w: Watts | None = Field(alias="power_cap", default=None)
     """For joint: watts of all GPUs and hosts, at most."""
+    moves: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """For joint: instances that a plan which follows a running one may start, stop or change; any number if left
+    out."""
     judge: bool = True
     """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False

@@ -5,8 +5,8 @@ measured is the time of a batch on a slice, with one or more processes of one mo
 batches the time is the mean of two readings, both linear: the chord, and what the neighbouring segments come to. The
 launch of kernels bounds small batches from below, kernels bound large ones, so the truth lies between the two.
 
-Kernels take the same time for a request in any batch: that of the batch that was measured to be the fastest a request.
-Small batches wait for the launch of kernels beside, which does not feel the clock::
+Kernels take the same time for a request in any batch: that of the largest measured batch. Small batches wait for the
+launch of kernels beside, which does not feel the clock::
 
     time at φ = max(measured, requests · kernel seconds / φ)
 
@@ -80,9 +80,11 @@ class BatchCurve:
 
     @property
     def kernel_s(self) -> float:
-        """Seconds of the slice's kernels for one request at full clock: the least of all measured batches."""
-        fastest = min(time_s / batch for batch, time_s in zip(self.batches, self.times_s, strict=True))
-        return fastest / self.processes
+        """Seconds of the slice's kernels for one request at full clock: those of the largest measured batch.
+
+        The batch measured to be the fastest a request would be the one with the luckiest measurement.
+        """
+        return self.times_s[-1] / self.batches[-1] / self.processes
 
     def without(self, batch: int) -> BatchCurve:
         """The same with one measured batch left out: what predicts it then has not seen it."""
@@ -202,7 +204,8 @@ class SliceProcess(NamedTuple):
 
     def time_s(self, batch: float) -> float:
         """Seconds of a batch at this clock."""
-        return max(self.curve.time_s(batch), batch * self.curve.processes * self.kernel_s)
+        measured_s = self.curve.time_s(batch)
+        return max(measured_s, min(measured_s, batch * self.curve.processes * self.curve.kernel_s) / self.speed)
 
     @property
     def kernel_s(self) -> float:

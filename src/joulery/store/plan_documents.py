@@ -199,7 +199,7 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "frequency_max_mhz": gpu.clock_max_mhz,
         "power_w": gpu.power_w,
         "power_demand_w": gpu.demand_w,
-        **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, "clock_mhz": gpu.clock_set_mhz}),
+        **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, **_clocks_document(gpu, gpu.clock_set_mhz)}),
         **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
         "memory_bytes": finite(gpu.memory_bytes),
         "memory_limit_bytes": finite(gpu.memory_limit_bytes),
@@ -211,6 +211,12 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
             for each in gpu.instances
         ],
     }
+
+
+def _clocks_document(gpu: PlannedGpu, set_mhz: float) -> dict[str, float]:
+    """The clock of a joint plan, and the bounds for a governor."""
+    floor_mhz, ceiling_mhz = gpu.clock_bounds_mhz or (set_mhz, gpu.clock_max_mhz)
+    return {"clock_mhz": set_mhz, "clock_floor_mhz": floor_mhz, "clock_ceiling_mhz": ceiling_mhz}
 
 
 def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 _MAYBE = ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")
 """Figures of an instance that only some policies know."""
 _HINT = "write one with `joulery plan SITE --out plan.json`"
-_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve --out FILE"
+_CLOCK_HINT = "write one with: joulery plan SITE --preset muserve (or joint) --out FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +281,7 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         host_w=_or_nan(gpu.get("host_w")),
         memory_limit_bytes=_or_nan(gpu.get("memory_limit_bytes")),
         host=gpu.get("host"),
+        clock_ceiling_mhz=None if gpu.get("clock_ceiling_mhz") is None else float(gpu["clock_ceiling_mhz"]),
     )
 
 

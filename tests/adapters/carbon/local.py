@@ -38,9 +38,10 @@ class Local:
     questions: list[Question]
     slept: list[float]
 
-    def service(self, name: str, now_s: float = 1_700_000_000.0, tries: int = 3) -> CarbonService:
+    def service(self, name: str, now_s: float = 1_700_000_000.0, tries: int = 3, spread: float = 0.0) -> CarbonService:
         patience = Patience(timeout_s=5.0, tries=tries)
-        return CarbonService(name, self.url, patience, sleep=self.slept.append, now_s=lambda: now_s)
+        wait = self.slept.append
+        return CarbonService(name, self.url, patience, sleep=wait, now_s=lambda: now_s, spread=lambda: spread)
 
 
 @contextmanager

@@ -30,6 +30,19 @@ def test_passing_trouble_is_retried_with_growing_waits(status: int) -> None:
     assert local.slept == [0.5, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "slept"),
+    [(500, {}, [0.75, 1.5]), (429, {"retry-after": "7"}, [7.25, 7.5]), (429, {"retry-after": "60"}, [60.25, 60.5])],
+)
+def test_waits_are_spread_and_never_shorter_than_asked(
+    status: int, headers: dict[str, str], slept: list[float]
+) -> None:
+    _, script = answering(Answer("", status, headers), Answer("", status, headers), Answer([1]))
+    with served(script) as local:  # type: ignore[arg-type]
+        assert ask(local, spread=0.5) == [1]
+    assert local.slept == slept
+
+
 def test_lasting_trouble_ends_in_one_error() -> None:
     with (
         served(lambda question: Answer({"error": {"message": "out of order"}}, 500)) as local,
@@ -115,7 +128,9 @@ def test_no_network_is_one_error() -> None:
         raise httpx.ConnectError("Name or service not known")
 
     slept: list[float] = []
-    service = CarbonService("Test", "http://x", Patience(tries=2), httpx.MockTransport(unreachable), slept.append)
+    service = CarbonService(
+        "Test", "http://x", Patience(tries=2), httpx.MockTransport(unreachable), slept.append, spread=lambda: 0.0
+    )
     with pytest.raises(DataError, match=r"2 tries \(ConnectError: Name or service"):
         service.get("/y")
     assert slept == [0.5]

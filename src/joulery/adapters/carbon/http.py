@@ -6,6 +6,7 @@ socket between questions and needs no closing.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class Patience:
     Attributes:
         timeout_s: For each of connecting, sending and reading.
         tries: Attempts in all, at least 1.
-        backoff_s: Wait before the second attempt; doubles with each further one.
+        backoff_s: Least wait before the second attempt; doubles with each further one. Up to as much again is added at
+            random, so that many nodes do not come back at once.
         longest_wait_s: Longest wait a service may ask for (``Retry-After``); beyond it the question fails.
     """
 
@@ -67,6 +69,7 @@ class CarbonService:
         transport: Seam for tests; None for the network.
         sleep: How to wait.
         now_s: Unix seconds.
+        spread: A random number from 0 to 1: the share of a wait's random part.
     """
 
     name: str
@@ -75,6 +78,7 @@ class CarbonService:
     transport: httpx.BaseTransport | None = None
     sleep: Callable[[float], None] = time.sleep
     now_s: Callable[[], float] = time.time
+    spread: Callable[[], float] = random.random
 
     def get(
         self,
@@ -122,7 +126,8 @@ class CarbonService:
         trouble = ""
         with httpx.Client(timeout=self.patience.timeout_s, transport=self.transport, trust_env=True) as client:
             for attempt in range(self.patience.tries):
-                wait_s = self.patience.backoff_s * 2.0**attempt
+                least_s = self.patience.backoff_s * 2.0**attempt
+                wait_s, more_s = least_s, least_s * self.spread()
                 try:
                     answer = client.get(
                         self.base_url + path, params=dict(params or {}), headers=dict(headers or {}), auth=auth
@@ -135,19 +140,19 @@ class CarbonService:
                     trouble = f"{answer.status_code}: {_reason(answer)}"
                     wait_s = max(wait_s, self._asked_wait_s(answer))
                 if attempt + 1 < self.patience.tries:
-                    self._wait(wait_s, trouble)
+                    self._wait(wait_s, more_s, trouble)
         raise DataError(
             f"{self.name} at {self.base_url} gave no answer in {self.patience.tries} tries ({trouble})",
             hint="try again later, or account from a file (--carbon FILE)",
         )
 
-    def _wait(self, wait_s: float, trouble: str) -> None:
+    def _wait(self, wait_s: float, more_s: float, trouble: str) -> None:
         if wait_s > self.patience.longest_wait_s:
             raise DataError(
                 f"{self.name} asks to wait {wait_s:.0f} s ({trouble})",
                 hint="its rate limit is used up: try again later, or account from a file (--carbon FILE)",
             )
-        self.sleep(wait_s)
+        self.sleep(wait_s + more_s)
 
     def _asked_wait_s(self, answer: httpx.Response) -> float:
         """Seconds of a ``Retry-After`` header, which holds seconds or a date; 0 without one that can be read."""

@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import Any
 
+from joulery.app.callbacks.job_board import MultiNodeEnergy
 from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
 from joulery.domain.energy.footprint import Footprint
 
@@ -36,6 +37,11 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # the package is not 
     def footprint(self) -> Footprint | None:
         """What the run cost on this node; None before it has ended, and in processes that do not measure."""
         return self._meter.footprint
+
+    @property
+    def job(self) -> MultiNodeEnergy | None:
+        """What the run drew on all nodes of its job; None before it has ended, and where there is one node."""
+        return self._meter.job
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning: training begins."""

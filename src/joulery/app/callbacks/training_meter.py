@@ -1,7 +1,8 @@
 """Joules and grams of a training run by step and epoch, for the callbacks of any framework.
 
-One process of a node measures: the one of local rank 0, for all processes that its launcher (torchrun) started. Nothing
-here ever ends a training run: what fails is warned of, and the metrics stay out.
+One process of a node measures: the one of local rank 0, for all processes that its launcher (torchrun) started. In a
+job on several nodes each leaves its sums for the first, which logs those of the job beside its own. Nothing here ever
+ends a training run: what fails is warned of, and the metrics stay out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from joulery.app.callbacks.job_board import JobBoard, MultiNodeEnergy, open_board
 from joulery.app.windows import MachineMeter
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import JouleryError
@@ -36,15 +38,26 @@ class TrainingMeter:
     Args:
         options: Keyword arguments of ``joulery.Meter``.
         open_meter: Makes the meter.
+        here: Whether this process measures.
+        board: Opens the board of a job on several nodes; None for a job on one.
 
     Attributes:
-        footprint: What the run cost; None before it has ended, and in processes that do not measure.
+        footprint: What the run cost on this node; None before it has ended, and in processes that do not measure.
+        job: What the run drew on all nodes; None before it has ended, and where there is one node.
     """
 
     def __init__(
-        self, options: Mapping[str, Any], open_meter: Callable[..., MachineMeter] = MachineMeter, *, here: bool = True
+        self,
+        options: Mapping[str, Any],
+        open_meter: Callable[..., MachineMeter] = MachineMeter,
+        *,
+        here: bool = True,
+        board: Callable[[], JobBoard | None] = lambda: open_board(os.environ),
     ) -> None:
         self.footprint: Footprint | None = None
+        self.job: MultiNodeEnergy | None = None
+        self._open_board = board
+        self._board: JobBoard | None = None
         self._options, self._open_meter, self._here = dict(options), open_meter, here
         self._meter: MachineMeter | None = None
         self._steps = 0
@@ -82,7 +95,7 @@ class TrainingMeter:
         self._guarded(lambda: meter.begin_window(STEPS, sync=False))
         so_far = self._guarded(lambda: meter.read(RUN))
         steps, self._steps = self._steps, 0
-        found: dict[str, float] = {} if so_far is None else _metrics(so_far, "run")
+        found: dict[str, float] = {} if so_far is None else {**_metrics(so_far, "run"), **self._job_metrics(so_far)}
         if spent is not None and steps:
             found |= _metrics(spent.portion(1.0 / steps), "step")
             if spent.duration_s > 0:
@@ -97,11 +110,30 @@ class TrainingMeter:
         if RUN in meter.open_windows:
             self.footprint = self._guarded(lambda: meter.end_window(RUN, sync=True))
         meter.close()
+        if self._board is not None and self.footprint is not None:
+            self._board.put(self.footprint.energy_j, _carbon_g(self.footprint), final=True)
+            self.job = self._board.last() if self._board.node == 0 else self._board.job()
 
     def _begin(self) -> None:
         self._meter = meter = self._open_meter(**self._options)
         for name in (RUN, STEPS):
             meter.begin_window(name, sync=True)
+        self._board = self._open_board()
+
+    def _job_metrics(self, so_far: Footprint) -> dict[str, float]:
+        """Metrics of the whole job by what its nodes reported last; empty for one node, or while a node is missing."""
+        if self._board is None:
+            return {}
+        self._board.put(so_far.energy_j, _carbon_g(so_far))
+        job = self._board.job()
+        if job is None:
+            return {}
+        found = {"joulery/job_nodes_reported": float(job.reported)}
+        if job.reported == job.nodes:
+            found["joulery/job_energy_j"] = job.energy_j
+            if job.carbon_g is not None:
+                found["joulery/job_carbon_g"] = job.carbon_g
+        return found
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         """Do it; None and a warning where joulery cannot."""
@@ -115,6 +147,12 @@ class TrainingMeter:
 def _metrics(footprint: Footprint, of: str) -> dict[str, float]:
     """Joules, and grams where the intensity is known, under the names of loggers."""
     found = {f"joulery/{of}_energy_j": footprint.energy_j}
-    if footprint.carbon_g is not None and footprint.carbon_coverage_ratio == 1:
-        found[f"joulery/{of}_carbon_g"] = footprint.carbon_g
+    if (carbon_g := _carbon_g(footprint)) is not None:
+        found[f"joulery/{of}_carbon_g"] = carbon_g
     return found
+
+
+def _carbon_g(footprint: Footprint) -> float | None:
+    """Grams, where the intensity of all its joules is known."""
+    known = footprint.carbon_g is not None and footprint.carbon_coverage_ratio == 1
+    return footprint.carbon_g if known else None

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from joulery.app.planning.measurements import sliced_gpu_of, uncut_profile
+from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import error_margin, gpu_type_of, workload_of
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
+from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
@@ -19,6 +21,7 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
+from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
@@ -42,6 +45,7 @@ class JointSitePlan:
         margin_ratio: Safety margin on latencies and demands.
         verdict: What a simulation saw of it; None where the site wants none.
         margins_ratio: Further margins of services that missed their SLO in simulation, by service.
+        moves: What changes of the running plan; None without one.
     """
 
     plan: ProvisionPlan
@@ -49,6 +53,7 @@ class JointSitePlan:
     margin_ratio: float
     verdict: PlanVerdict | None
     margins_ratio: Mapping[str, float]
+    moves: PlanMoves | None = None
 
 
 def plan_joint_site(
@@ -57,6 +62,9 @@ def plan_joint_site(
     g_per_kwh: float | None = None,
     lock: Sequence[str] = (),
     compare: Sequence[str] = (),
+    *,
+    running: ProvisionPlan | None = None,
+    max_moves: int | None = None,
 ) -> JointSitePlan:
     """Plan a site with preset joint.
 
@@ -66,6 +74,8 @@ def plan_joint_site(
         g_per_kwh: Carbon intensity; the site's when None.
         lock: Knobs to leave alone.
         compare: ``knobs``, or policies of shares.
+        running: The joint plan that runs: the new one follows it.
+        max_moves: Instances that it may then start, stop or change; None for any number.
 
     Raises:
         ConfigError: The site says too little, or an option fits nothing.
@@ -73,7 +83,14 @@ def plan_joint_site(
     """
     request = locked(joint_request(site, objective, g_per_kwh), lock)
     others = _others(request, compare)
-    plan, request, verdict = _judged(request, _truths(site) if site.plan.judge else None, others)
+    truths = _truths(site) if site.plan.judge else None
+    if running is not None:
+        followed = replan(request, running, max_moves)
+        workloads = [each.workload for each in request.services]
+        seen = None if truths is None else judge_plan(followed.plan.gpus, workloads, truths)
+        beside = (*others, followed.plan) if others else ()
+        return JointSitePlan(followed.plan, beside, request.rules.margin_ratio, seen, {}, followed.moves)
+    plan, request, verdict = _judged(request, truths, others)
     margins = {each.workload.id: each.margin_ratio for each in request.services if each.margin_ratio > 0}
     shown = (*others, plan) if others else ()
     return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins)
@@ -86,6 +103,7 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         ConfigError: A service or a GPU type says too little.
         DataError: A profile file cannot be used.
     """
+    site = priced(site)
     if not site.services or not site.fleet.gpus:
         missing = "services" if not site.services else "fleet.gpus"
         raise ConfigError("there is nothing to plan", pointer=missing, expected="at least one service and GPU type")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
+from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
+from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.policies.placement.joint.day import DayPlan as DayPlan
 from joulery.policies.placement.provisioning.planner import (
     PlannedPeriod,
     followed,
@@ -30,6 +34,7 @@ from joulery.store.plans import read_plan
 SERIES_SCHEMA = "joulery.plan-series/1"
 LAYOUT_PRESETS = ("columns", "clover")
 LANGUAGE_PRESET = "language"
+JOINT_PRESET = "joint"
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
 
@@ -43,6 +48,7 @@ class PlanOptions:
         running: Plan file of what runs now.
         follow: Keep the running plan's processes where they are, as far as SLOs allow.
         max_migrations: Processes that ``follow`` may migrate to release GPUs.
+        max_moves: Instances that a joint plan may start, stop or change against the running one; the site's when None.
         g_per_kwh: Carbon intensity for layouts and joint plans; the site's own when None.
         objective: What a joint plan minimises; the site's when None.
         lock: Knobs that a joint plan leaves alone.
@@ -53,6 +59,7 @@ class PlanOptions:
     running: Path | None = None
     follow: bool = False
     max_migrations: int = 0
+    max_moves: int | None = None
     g_per_kwh: float | None = None
     objective: str | None = None
     lock: tuple[str, ...] = ()
@@ -70,6 +77,7 @@ class SitePlan:
         verdict: What a simulation saw of a joint plan; None where none was run.
         uncovered_ratio: Error that the profiles report of themselves (1 measurement in 20 took so much longer than
             predicted) and that the plan does not cover by its margin; 0 where it does.
+        moves: What a joint plan changes of the running one; None without one.
     """
 
     plan: Plan
@@ -78,6 +86,7 @@ class SitePlan:
     margin_ratio: float | None = None
     verdict: PlanVerdict | None = None
     uncovered_ratio: float = 0.0
+    moves: PlanMoves | None = None
 
     @property
     def violates(self) -> bool:
@@ -95,6 +104,9 @@ class SitePlan:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
             document["difference"] = difference_document(self.difference)
+        if self.moves is not None:
+            moves = dataclasses.asdict(self.moves)
+            document["moves"] = {"moves": self.moves.moves, **moves, "same_gpu": list(self.moves.same_gpu)}
         if self.verdict is not None:
             document["simulation"] = {
                 "truth": self.verdict.truth,
@@ -120,8 +132,8 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """
     options = options or PlanOptions()
     preset = options.preset or _preset_of(site)
-    if preset == "joint":
-        return _plan_jointly(priced(site), options)
+    if preset == JOINT_PRESET:
+        return _plan_jointly(site, options)
     if options.lock or options.objective is not None:
         flag = "--lock" if options.lock else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
@@ -150,24 +162,46 @@ def _preset_of(site: Site) -> str:
     return LANGUAGE_PRESET if site.plan.language is not None and not site.services else site.plan.preset
 
 
-def plan_site_series(site: Site, preset: str | None, max_migrations: int) -> SeriesPlan:
-    """Plan each period of a site whose services have ``rates``.
+def plan_site_series(
+    site: Site, preset: str | None, max_migrations: int, loads: Path | None = None
+) -> SeriesPlan | DayPlan:
+    """Plan each period of a site whose services have ``rates``, or of a file of loads.
+
+    Args:
+        site: The site.
+        preset: Policy; None for the site's.
+        max_migrations: Processes that may migrate from one period to the next, with presets of shares.
+        loads: A CSV file of loads over time; None for the services' rates.
 
     Raises:
         ConfigError: No service has, or the site says too little.
+        DataError: The file of loads cannot be read.
         InfeasibleError: No plan of some period is within the SLOs.
     """
-    request = share_request(site)
+    joint = (preset or site.plan.preset) == JOINT_PRESET
     steps = {
         service.name: [(step.from_s, step.rate_rps) for step in service.rates] or [(0.0, service.rate_rps or 0.0)]
         for service in site.services
     }
+    intensity: tuple[tuple[float, float], ...] = ()
+    if loads is not None:
+        from joulery.app.planning.load_series import read_loads
+
+        read = read_loads(loads, {name: max(rate for _, rate in mine) for name, mine in steps.items()})
+        steps, intensity = read.steps, read.g_per_kwh
+        most = {name: max(rate for _, rate in mine) for name, mine in steps.items()}
+        site = site.model_copy(update={"services": tuple(_at_rate(one, most[one.name]) for one in site.services)})
     if all(len(mine) == 1 for mine in steps.values()):
         raise ConfigError(
             "no service says how its rate changes",
             pointer="services",
             expected="rates: [{from: 0 s, rate: 40 /s}, {from: 8 h, rate: 90 /s}]",
         )
+    if joint:
+        from joulery.app.planning.load_series import plan_joint_series
+
+        return plan_joint_series(site, steps, intensity)
+    request = share_request(site)
     return plan_series(
         preset or site.plan.preset,
         request.workloads,
@@ -178,8 +212,17 @@ def plan_site_series(site: Site, preset: str | None, max_migrations: int) -> Ser
     )
 
 
-def series_document(series: SeriesPlan) -> dict[str, Any]:
+def _at_rate(service: ServiceConfig, rate_rps: float) -> ServiceConfig:
+    """A service that is provided for at a rate; at its own where it has no load."""
+    return service.model_copy(update={"rate_rps": rate_rps, "rates": ()}) if rate_rps > 0 else service
+
+
+def series_document(series: SeriesPlan | DayPlan) -> dict[str, Any]:
     """The plans of all periods as one JSON object."""
+    if isinstance(series, DayPlan):
+        from joulery.app.planning.load_series import day_document
+
+        return day_document(series, SERIES_SCHEMA)
     return {
         "schema": SERIES_SCHEMA,
         "periods": [_period_document(each) for each in series.periods],
@@ -239,11 +282,30 @@ def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
     """
     from joulery.app.planning.joint import plan_joint_site
 
-    if options.running is not None or site.plan.pipelines is not None:
-        at = "--running" if options.running is not None else "plan.pipelines"
-        raise ConfigError("preset joint plans shares of GPUs afresh", pointer=at, hint="plan with preset best")
-    joint = plan_joint_site(site, options.objective, options.g_per_kwh, options.lock, options.compare)
-    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict)
+    if site.plan.pipelines is not None:
+        raise ConfigError("preset joint plans shares of GPUs", pointer="plan.pipelines", hint="plan with preset best")
+    moves = site.plan.moves if options.max_moves is None else options.max_moves
+    running = None if options.running is None else _running_joint(options.running)
+    joint = plan_joint_site(
+        site, options.objective, options.g_per_kwh, options.lock, options.compare, running=running, max_moves=moves
+    )
+    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, moves=joint.moves)
+
+
+def _running_joint(file: Path) -> ProvisionPlan:
+    """The joint plan that runs.
+
+    Raises:
+        DataError: The file is no plan of preset joint.
+    """
+    plan = read_plan(file).plan()
+    if not isinstance(plan, ProvisionPlan) or plan.certificate is None:
+        raise DataError(
+            f"a joint plan follows a joint plan, this is one of {plan.policy}",
+            file=str(file),
+            hint="write one with: joulery plan SITE --preset joint --out FILE",
+        )
+    return plan
 
 
 def _plan_language_models(site: Site, options: PlanOptions) -> SitePlan:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from joulery.app.serving.llm import LLMSite
+from joulery.app.serving.planned_clocks import describe, follow_plan, session_clocks
 from joulery.app.serving.view import ServeView
-from joulery.app.wiring.governed_clocks import clock_fact, governed_clocks
 from joulery.domain.errors import ConfigError
 from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.colocated import ColocatedServices, colocated_services
+from joulery.runtime.serving.colocated import ColocatedServices
 from joulery.runtime.serving.governing import ClockController, GovernedClock
 from joulery.runtime.serving.session import ServingSession
 
@@ -79,21 +79,21 @@ def describe_slos(llms: Sequence[LLMService]) -> str:
 
 
 async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView) -> list[ClockController]:
-    """Start a controller for each clock of the site file; each set clock is leased until the stack unwinds."""
-    clocks, holder = await governed_clocks(session.site, stack, session.warn)
+    """Start a controller for each clock of the site file and of a plan; clocks are leased until the stack unwinds.
+
+    Raises:
+        CapabilityError, ConfigError, DataError: As :func:`joulery.app.serving.planned_clocks.session_clocks`.
+    """
+    clocks, holder = await session_clocks(session, stack, view)
     keepers = []
-    for clock in clocks:
+    for clock, residents in clocks:
         keeper = ClockController(
-            clock,
-            lambda now_s: colocated_services(tuple(session.services.values()), session.engine, now_s),
-            session.site.mode,
-            holder,
-            lambda: session.on_trial,
-            tell=session.warn,
+            clock, residents, session.site.mode, holder, lambda: session.on_trial, tell=session.warn
         )
         session.govern(keeper)
-        view.fact("clock", clock_fact(clock, session.site.mode))
+        view.fact("clock", describe(clock, session))
         keepers.append(keeper)
+    follow_plan(session, keepers)
     return keepers
 
 

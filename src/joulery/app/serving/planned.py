@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from joulery.app.planning.plans import JOINT_PRESET, plan_site
 from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import GatewayHandle
+from joulery.app.serving.joint_follower import JointFollower
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import fleet_cores
 from joulery.app.serving.site_watch import SiteWatch
@@ -17,8 +20,8 @@ from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError, JouleryError
-from joulery.domain.gpu.provisioning import PlannedGpu
+from joulery.domain.errors import ConfigError, InfeasibleError, JouleryError
+from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
@@ -27,10 +30,34 @@ from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, Plan
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
+from joulery.steady_time import unix_s
+from joulery.store.files import write_named
 from joulery.store.plans import read_plan
 
 _ENOUGH = 50
 """Requests that a quantile of a service should rest on."""
+
+
+async def plan_file(site: Site, given: Path | None, folder: Path) -> Path | None:
+    """The plan to run: the file given, else a plan of preset joint made now and kept in the run folder; else None.
+
+    Raises:
+        ConfigError, DataError: The site says too little for preset joint.
+        InfeasibleError: No plan is within the SLOs.
+    """
+    if given is not None or site.plan.preset != JOINT_PRESET or not site.services:
+        return given
+    made = await asyncio.to_thread(plan_site, site)
+    if made.violates:
+        raise InfeasibleError(
+            "no plan kept every SLO in simulation",
+            binding="SLOs in simulation",
+            nearest={"gpus": len(made.document()["gpus"])},
+            hint="see joulery plan SITE; raise plan.margin, or relax an SLO",
+        )
+    file = folder / "plan.json"
+    write_named(file, json.dumps(made.document(), indent=1) + "\n")
+    return file
 
 
 def planned_control(
@@ -71,6 +98,8 @@ def planned_control(
         engine, size, usable = gate.engine(site, cores, here.places), {}, tuple(range(len(here.names)))
         plan = PlanInForce.of(gpus, cores_for(gpus, usable, {}, noun="GPUs"), models, slos, shared)
     control = PlanControl(services, engine, history, site.mode, plan=plan, size=size, all_cores=usable)
+    made = read_plan(file).plan()
+    control.joint = made if isinstance(made, ProvisionPlan) and made.certificate is not None else None
     return services, engine, control
 
 
@@ -98,6 +127,8 @@ async def follow_site(
 
     A plan that fails is a warning of the session; the old plan then stays in force.
 
+    A joint plan is also made again when its services' rates or their batches' times are not as planned.
+
     Args:
         session: The running services.
         control: The plan in force and its replicas.
@@ -106,26 +137,33 @@ async def follow_site(
         gate: The gateway, which learns of new services.
         cache: Folder of kept profiles.
     """
+    joint = JointFollower.of(session, control)
     while True:
         await asyncio.sleep(WATCH_S)
         site, remark = watch.changed()
-        if site is None:
-            if remark:
-                session.warn(remark)
+        if site is None and remark:
+            session.warn(remark)
+        cause = "services" if site is not None or joint is None else joint.look(unix_s())
+        if not cause or (site is None and joint is None):
             continue
         try:
-            await _go_over(session, control, loads, site, gate, cache)
+            await _go_over(session, control, loads, site or session.site, gate, cache, joint, cause)
         except JouleryError as error:
             session.warn(f"the old plan runs on: {error}")
 
 
 async def _go_over(
-    session: ServingSession, control: PlanControl, loads: Loads, site: Site, gate: GatewayHandle, cache: Path
+    session: ServingSession,
+    control: PlanControl,
+    loads: Loads,
+    site: Site,
+    gate: GatewayHandle,
+    cache: Path,
+    joint: JointFollower | None,
+    cause: str,
 ) -> None:
-    request, running = share_request(site), control.plan
-    gpus = await asyncio.to_thread(
-        lambda: followed(running.running, request.workloads, request.types, request.rules).gpus
-    )
+    running = control.plan
+    gpus = await asyncio.to_thread(lambda: _next(site, running) if joint is None else joint.next(site, cause))
     before = {one.watched.workload for one in running.replicas}
     added = [
         _running(site, config, gpus, cache, running.shared)
@@ -134,13 +172,21 @@ async def _go_over(
     ]
     gate.metrics.add([one.name for one in added])
     slos = {config.name: config.slo.as_slo() for config in site.services}
-    await control.go_over(gpus, added, models_of(site, gpus, cache), slos)
+    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause)
+    if joint is not None:
+        joint.taken_over()
     session.relabel()
     for name in before - slos.keys():
         loads.end(name)
     for one in session.services.values():
         if one.name in slos and one.name not in before:
             loads.start(one)
+
+
+def _next(site: Site, running: PlanInForce) -> Sequence[PlannedGpu]:
+    """A plan of shares that follows the running one with few migrations."""
+    request = share_request(site)
+    return followed(running.running, request.workloads, request.types, request.rules).gpus
 
 
 def _sizes(site: Site) -> dict[str, int]:
@@ -153,7 +199,16 @@ def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, 
     Raises:
         ConfigError: The plan and the site name different services.
     """
-    planned = {each.workload: each.model for gpu in gpus for each in gpu.instances}
+    planned: dict[str, str] = {}
+    for each in (one for gpu in gpus for one in gpu.instances):
+        if planned.setdefault(each.workload, each.model) != each.model:
+            raise ConfigError(
+                f"the plan serves {each.workload} with several variants, whose shares of the requests are not kept yet",
+                pointer="services",
+                got=f"{planned[each.workload]}, {each.model}",
+                expected="one variant a service",
+                hint="plan again with --lock variant",
+            )
     configs = {config.name: config for config in site.services}
     if unknown := sorted(planned.keys() - configs.keys()):
         raise ConfigError(

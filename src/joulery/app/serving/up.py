@@ -18,7 +18,7 @@ from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, o
 from joulery.app.serving.governed_llm import govern, join_keepers
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
-from joulery.app.serving.planned import follow_site, planned_control
+from joulery.app.serving.planned import follow_site, plan_file, planned_control
 from joulery.app.serving.service import choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch
 from joulery.app.serving.view import ServeView
@@ -68,7 +68,8 @@ class Options:
         argv: The command line, for the manifest.
         send: Send the loads of the site file.
         file: The site file, watched for changes; None for one that is not.
-        plan: Run this plan, of joulery plan --out, instead of the services' own policies.
+        plan: Run this plan, of joulery plan --out, instead of the services' own policies. With preset joint in the site
+            one is made where this is None.
     """
 
     site: Site
@@ -146,10 +147,9 @@ class _Start:
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
         grid = LiveIntensity(site.carbon, self._carbon_source, unix_s)
         control: Control
-        if options.plan is not None:
-            services, engine, control = planned_control(
-                site, options.plan, self.history, self.gate, self.cache, self.gpus
-            )
+        plan = await _unless_stopped(plan_file(site, options.plan, writer.path), self.stop)
+        if plan is not None:
+            services, engine, control = planned_control(site, plan, self.history, self.gate, self.cache, self.gpus)
             self.view.plan(control.plan)
         else:
             services, engine = await self._services(meters, pace)
@@ -164,7 +164,7 @@ class _Start:
             grid=grid,
             pace=pace,
         )
-        if options.file is not None and options.plan is None:
+        if options.file is not None and plan is None:
             watch = SiteWatch(options.file)
             session.follow(lambda: watch.revisions(session.services))
         return session

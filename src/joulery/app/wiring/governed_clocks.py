@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from joulery.config.site import Mode, Site
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.gpu.clock_profile import ClockProfile
-from joulery.domain.gpu.device import DeviceSpec
-from joulery.domain.ports import Policy
+from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.ports import Device, Policy
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, stretched_knee_mhz
 from joulery.policies.clocks.governor import (
@@ -36,12 +36,20 @@ from joulery.runtime.serving.governing import GovernedClock
 from joulery.store.leases import state_folder
 from joulery.store.plans import read_plan
 
+Bounds = tuple[float, float]
+"""The lowest and the highest clock, MHz."""
+_ROUNDING_MHZ = 1e-6
 _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 """Clocks of the emulated V100, MHz."""
 
 
-def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
+def governed_clock(config: ClockConfig, mode: Mode, bounds_mhz: Bounds | None = None) -> GovernedClock:
     """A device of the site with its governor; nothing is set.
+
+    Args:
+        config: Its section of the site file.
+        mode: Whether it may be set.
+        bounds_mhz: Lowest and highest clock of the plan in force; those of the section's plan when None.
 
     Raises:
         CapabilityError: The device is missing or, in mode act, may not be set; the error names the missing permission.
@@ -57,11 +65,32 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
             resource=able.device,
             grant=able.grant or None,
         )
+    if bounds_mhz is None and config.plan is not None:
+        bounds_mhz = read_plan(config.plan).clock_bounds(config.plan_gpu)
+    return _bounded(config, device, spec, bounds_mhz)
+
+
+def bounded(clock: GovernedClock, bounds_mhz: Bounds | None) -> GovernedClock:
+    """The same device with a governor that stays within other bounds; None for those of its section alone.
+
+    Raises:
+        ConfigError: None of its clocks lies within the bounds.
+    """
+    return _bounded(clock.config, clock.device, clock.spec, bounds_mhz)
+
+
+def _bounded(
+    config: ClockConfig, device: Device[ClockSetting], spec: DeviceSpec, bounds_mhz: Bounds | None
+) -> GovernedClock:
+    able = device.capability()
     low, high = config.min_mhz or 0.0, config.max_mhz or np.inf
-    if config.plan is not None:
-        floor_mhz, ceiling_mhz = read_plan(config.plan).clock_bounds(config.plan_gpu)
-        low, high = max(low, floor_mhz), min(high, ceiling_mhz)
-    clocks = np.array([clock for clock in able.clocks_mhz if low <= clock <= high], np.float64)
+    if bounds_mhz is not None:
+        low, high = max(low, bounds_mhz[0]), min(high, bounds_mhz[1])
+        if bounds_mhz[0] == bounds_mhz[1]:  # one clock: the nearest below that the device has
+            low = max((each for each in able.clocks_mhz if each <= low + _ROUNDING_MHZ), default=low)
+    clocks = np.array(
+        [each for each in able.clocks_mhz if low - _ROUNDING_MHZ <= each <= high + _ROUNDING_MHZ], np.float64
+    )
     if not len(clocks):
         raise ConfigError(
             f"{able.device} has no clock within these bounds",
@@ -77,7 +106,7 @@ def governed_clock(config: ClockConfig, mode: Mode) -> GovernedClock:
 
 
 async def governed_clocks(
-    site: Site, stack: AsyncExitStack, tell: Callable[[str], None]
+    site: Site, stack: AsyncExitStack, tell: Callable[[str], None], planned: Sequence[ClockConfig] = ()
 ) -> tuple[list[GovernedClock], LeaseHolder | None]:
     """The governed clocks of a site and, in mode act, the holder of their leases; nothing is set.
 
@@ -85,11 +114,12 @@ async def governed_clocks(
         site: The site.
         stack: Reverts leased clocks when it unwinds.
         tell: Receives messages about the leases.
+        planned: Further clocks: those of GPUs that a plan in force bounds.
 
     Raises:
         CapabilityError, ConfigError, DataError: As :func:`governed_clock`.
     """
-    clocks = [governed_clock(config, site.mode) for config in site.fleet.clocks]
+    clocks = [governed_clock(config, site.mode) for config in (*site.fleet.clocks, *planned)]
     if not clocks or site.mode is not Mode.ACT:
         return clocks, None
     shortest_s = min(clock.config.lease_s for clock in clocks)

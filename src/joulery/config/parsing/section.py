@@ -64,6 +64,10 @@ def _existing_file(value: Path) -> Path:
     return _existing(value, Path.is_file, "file")
 
 
+def _existing_data(value: Path) -> Path:
+    return _existing(value, Path.is_file, "file", hint=f"looked for {value}; paths are relative to the site file")
+
+
 def _existing_folder(value: Path) -> Path:
     return _existing(value, Path.is_dir, "folder")
 
@@ -73,13 +77,15 @@ def _writable_place(value: Path) -> Path:
     return value
 
 
-def _existing(value: Path, exists: Callable[[Path], bool], what: str) -> Path:
+def _existing(
+    value: Path, exists: Callable[[Path], bool], what: str, hint: str = "paths are relative to the site file"
+) -> Path:
     try:
         found = exists(value)
     except OSError as error:
         raise problem(f"cannot be looked at: {error.strerror}") from None
     if not found:
-        raise problem(f"no such {what}", hint="paths are relative to the site file")
+        raise problem(f"no such {what}", hint=hint)
     return value
 
 
@@ -89,7 +95,7 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 """Some words."""
 InputFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_existing_file)]
 """A file that is there; relative to the site file."""
-DataFile = Annotated[Path, AfterValidator(_with_environment), AfterValidator(_resolve), AfterValidator(_existing_file)]
+DataFile = Annotated[Path, AfterValidator(_with_environment), AfterValidator(_resolve), AfterValidator(_existing_data)]
 """As InputFile; ``${NAME}`` and ``${NAME:-default}`` stand for an environment variable."""
 FeedFile = Annotated[Path, AfterValidator(_resolve), AfterValidator(_writable_place)]
 """A file that another program writes, and that may not be there yet; its folder is. Relative to the site file."""

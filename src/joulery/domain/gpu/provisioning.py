@@ -193,6 +193,8 @@ class PlannedGpu:
         idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
         memory_limit_bytes: Memory of the board that processes may take; NaN where unknown.
         host: Number of its host, from 0; None where the plan does not say.
+        clock_ceiling_mhz: The highest clock that a governor may set; ``clock_max_mhz`` when None. The clock to set is
+            the lowest: the predicted latencies hold from there up.
     """
 
     type: str
@@ -207,11 +209,19 @@ class PlannedGpu:
     host_w: float = math.nan
     memory_limit_bytes: float = math.nan
     host: int | None = None
+    clock_ceiling_mhz: float | None = None
 
     @property
     def memory_bytes(self) -> float:
         """Memory of all its processes, a standby beside each; NaN where that of one is unknown."""
         return PROCESSES_PER_INSTANCE * math.fsum(each.memory_bytes * each.processes for each in self.instances)
+
+    @property
+    def clock_bounds_mhz(self) -> tuple[float, float] | None:
+        """The lowest and highest clock for a governor; None where the policy leaves the clock alone."""
+        if self.clock_set_mhz is None:
+            return None
+        return self.clock_set_mhz, self.clock_max_mhz if self.clock_ceiling_mhz is None else self.clock_ceiling_mhz
 
     @property
     def sliced(self) -> bool:

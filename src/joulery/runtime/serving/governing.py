@@ -91,10 +91,19 @@ class ClockController:
     poke: Callable[[], None] = lambda: None
     _slowdown: FloatArray = field(init=False)
     _curves: ClockCurves = field(init=False)
+    _driver: LiveDriver[GovernorState, DeviceView] | None = None
 
     def __post_init__(self) -> None:
         self._curves = self.clock.curves
         self._slowdown = self._curves.slowdown(1.0)
+
+    def rebound(self, clock: GovernedClock) -> None:
+        """Govern the same device within other bounds from now on; the governor is stepped at once."""
+        self.clock = clock
+        self.__post_init__()
+        if self._driver is not None:
+            self._driver.change(clock.policy)
+            self._driver.poke()
 
     def driver(self, log: Callable[..., None], record: Callable[[Any], None]) -> LiveDriver[GovernorState, DeviceView]:
         """The driver of the governor.
@@ -111,7 +120,7 @@ class ClockController:
             record=record,
             period_s=self.clock.config.period_s,
         )
-        self.poke = driver.poke
+        self.poke, self._driver = driver.poke, driver
         return driver
 
     def look(self, now_s: float) -> DeviceView:

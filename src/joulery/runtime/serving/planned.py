@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.gpu.plan_change import RunningGpu
-from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
+from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
@@ -124,6 +124,25 @@ class PlanInForce:
         return "GPUs" if self.shared else "CPU cores"
 
     @property
+    def clock_bounds_mhz(self) -> dict[str, tuple[float, float]]:
+        """The lowest and highest clock of each of this machine's GPUs whose clock the plan sets, by device."""
+        if not self.shared:
+            return {}
+        placed = zip(self.gpus, self.cores, strict=True)
+        return {
+            self.shared[cores[0]]: gpu.clock_bounds_mhz for gpu, cores in placed if gpu.clock_bounds_mhz is not None
+        }
+
+    def services_on(self, device: str) -> frozenset[str]:
+        """The services with an instance on one of this machine's GPUs."""
+        return frozenset(
+            each.workload
+            for gpu, cores in zip(self.gpus, self.cores, strict=True)
+            for each in gpu.instances
+            if self.shared and self.shared[cores[0]] == device
+        )
+
+    @property
     def policy(self) -> StandbyPolicy:
         """Watches its instances."""
         return StandbyPolicy(tuple(one.watched for one in self.replicas), taken_over=tuple(self.switched_s.items()))
@@ -165,6 +184,7 @@ class PlanInForce:
         """One line: the instances of each GPU with their shares and batches."""
         return " | ".join(
             " + ".join(f"{each.workload} {100 * each.share_ratio:g} % x{each.batch}" for each in gpu.instances)
+            + ("" if gpu.clock_set_mhz is None or not self.shared else f" at {gpu.clock_set_mhz:g} MHz")
             for gpu in self.gpus
         )
 
@@ -180,6 +200,11 @@ class PlanControl:
         plan: The plan.
         size: CPU cores that stand for one GPU, by its type.
         all_cores: The CPU cores that may be used.
+
+    Attributes:
+        plan: The plan in force.
+        joint: The joint plan that the plan in force was made as; None for plans of other presets.
+        bound_clocks: Called with the plans whose clocks must suffice: both before a change, the new one after it.
     """
 
     on_trial = False
@@ -199,6 +224,8 @@ class PlanControl:
         self._services, self._engine, self._history, self._mode = services, engine, history, mode
         self._size, self._all_cores = size, tuple(all_cores)
         self._turn = asyncio.Lock()
+        self.joint: ProvisionPlan | None = None
+        self.bound_clocks: Callable[[Sequence[PlanInForce]], None] = lambda plans: None
         self._driver: LiveDriver[Any, StandbyObservation] = LiveDriver(
             plan.policy,
             self._observe,
@@ -238,6 +265,7 @@ class PlanControl:
         added: Sequence[RunningService],
         models: Mapping[str, ModelRef],
         slos: Mapping[str, Slo],
+        cause: str = "services",
     ) -> None:
         """Go over to another plan: what it leaves as it is runs on untouched.
 
@@ -246,6 +274,7 @@ class PlanControl:
             added: Services that are new; those that left stay in the account.
             models: What each service of the plan loads.
             slos: Each service's SLO from now on.
+            cause: Why: ``services``, ``load`` or ``latency``.
 
         Raises:
             JouleryError: It cannot be run; the old plan runs on.
@@ -259,17 +288,20 @@ class PlanControl:
                 cores = cores_for(gpus, self._all_cores, self._size, kept, self.plan.noun)
                 plan = PlanInForce.of(gpus, cores, models, slos, self.plan.shared)
                 plan.keep_corrections(self.plan)
+                self.bound_clocks((self.plan, plan))
                 reason = f"{counts}: {plan.summary()}"
-                decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause="services")
+                decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause=cause)
                 detail = await self._apply(plan)
             except JouleryError as error:
-                decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause="services")
+                decision = Decision(RUN_PLAN, "plan", None, "follow", counts, cause=cause)
+                self.bound_clocks((self.plan,))
                 self._history.add_decision(DecisionRecord(begun_s, decision, FAILED, str(error)))
                 raise
             self._services.update({one.name: one for one in added})
             for one in self._services.values():
                 one.setup = replace(one.setup, slo=slos.get(one.name, one.setup.slo))
             self.plan = plan
+            self.bound_clocks((plan,))
             self._driver.change(plan.policy)
             self._history.add_policy(plan.policy)
             self._history.add_decision(DecisionRecord(begun_s, decision, APPLIED, detail))

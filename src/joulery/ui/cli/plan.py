@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("plan")
-@click.argument("file", metavar="SITE", type=click.Path())
+@click.argument("file", metavar="SITE", type=click.Path(), required=False)
 @click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover, joint, language or a baseline.")
 @click.option(
     "--compare",
@@ -37,7 +37,19 @@ if TYPE_CHECKING:
     default=0,
     help="With --follow, --series: processes that may migrate to release GPUs (0).",
 )
-@click.option("--series", is_flag=True, help="A plan for each step of the services' rates, few migrations.")
+@click.option(
+    "--max-moves",
+    type=click.IntRange(min=0),
+    metavar="R",
+    help="For joint with --running: instances that may be started, stopped or changed (the site's plan.moves).",
+)
+@click.option(
+    "--series",
+    is_flag=False,
+    flag_value="",
+    metavar="[LOADS]",
+    help="A plan for each step of the services' rates, or of a CSV file of loads; with joint at its switching costs.",
+)
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
@@ -52,7 +64,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    file: str,
+    file: str | None,
     preset: str | None,
     compare: str | None,
     objective: str | None,
@@ -60,8 +72,9 @@ def command(
     running: Path | None,
     follow: bool,
     max_migrations: int,
+    max_moves: int | None,
     intensity: str | None,
-    series: bool,
+    series: str | None,
     explain: bool,
     out: Path | None,
     page_file: Path | None,
@@ -81,17 +94,29 @@ def command(
     from joulery.app.planning.plans import PlanOptions, plan_site
     from joulery.config import load
 
-    if (follow or (max_migrations and not series)) and running is None:
+    if file is None and series:  # `joulery plan --series SITE`
+        file, series = series, ""
+    if file is None:
+        raise click.UsageError("Missing argument 'SITE'.")
+    if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site = load(file)
-    if series:
+    if series is not None:
         single = {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
         if beside := next((flag for flag, value in single.items() if value is not None), None):
             raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
-        _plan_series(site, preset, max_migrations, out, as_json)
+        _plan_series(site, preset, max_migrations, Path(series) if series else None, out, as_json)
         return
     options = PlanOptions(
-        preset, _names(compare), running, follow, max_migrations, _g_per_kwh(intensity), objective, _names(lock)
+        preset,
+        _names(compare),
+        running,
+        follow,
+        max_migrations,
+        max_moves,
+        _g_per_kwh(intensity),
+        objective,
+        _names(lock),
     )
     made = plan_site(site, options)
     document = made.document()
@@ -112,18 +137,21 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _plan_series(site: Site, preset: str | None, max_migrations: int, out: Path | None, as_json: bool) -> None:
+def _plan_series(
+    site: Site, preset: str | None, max_migrations: int, loads: Path | None, out: Path | None, as_json: bool
+) -> None:
     """Plan for rates that change."""
-    from joulery.app.planning.plans import plan_site_series, series_document
+    from joulery.app.planning.plans import DayPlan, plan_site_series, series_document
+    from joulery.ui.reports.plan.joint_day_text import day_view
     from joulery.ui.reports.plan.shares_text import series_view
 
-    made = plan_site_series(site, preset, max_migrations)
+    made = plan_site_series(site, preset, max_migrations, loads)
     document = series_document(made)
     _keep(document, out)
     if as_json:
         click.echo(json.dumps(document))
     else:
-        _print([series_view(made)])
+        _print([day_view(made) if isinstance(made, DayPlan) else series_view(made)])
     if document["violations"]:
         raise click.exceptions.Exit(3)
 

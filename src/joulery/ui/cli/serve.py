@@ -70,12 +70,19 @@ if TYPE_CHECKING:
 @click.option(
     "--drain", "drain_s", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10)."
 )
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With SITE: run this plan of joulery plan --out.",
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="With SITE: keep the run here.")
 @click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
 def command(
     site: Path | None,
     models: tuple[str, ...],
     listen: str | None,
+    plan: Path | None,
     out: Path | None,
     as_json: bool,
     **options: Any,
@@ -96,8 +103,10 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if site is not None:
         _only_site_options()
-        _serve_site(site, listen, out, as_json=as_json)
+        _serve_site(site, listen, plan, out, as_json=as_json)
         return
+    if plan is not None:
+        raise ConfigError("--plan goes with a site file", pointer="--plan", hint="joulery serve SITE --plan FILE")
     import asyncio
 
     import uvloop
@@ -139,7 +148,7 @@ def _only_site_options() -> None:
             raise ConfigError(f"{option} is set in the site file", pointer=option, hint="change the file")
 
 
-def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bool) -> None:
+def _serve_site(file: Path, listen: str | None, plan: Path | None, out: Path | None, *, as_json: bool) -> None:
     """All services of a site file, until stopped."""
     import sys
 
@@ -150,7 +159,8 @@ def _serve_site(file: Path, listen: str | None, out: Path | None, *, as_json: bo
 
     site = listening(load(file), listen)
     screen = AddressOnly(_say_address) if as_json else None
-    report = run(Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file), screen)
+    options = Options(site, stay=True, out=out, send=False, argv=tuple(sys.argv), file=file, plan=plan)
+    report = run(options, screen)
     if as_json and report is not None:
         click.echo(json.dumps(report))
 

@@ -34,7 +34,8 @@ INTERRUPTED = 130
     "--plan",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Run this plan of joulery plan --out, with standbys; it follows changes of SITE.",
+    help="Run this plan of joulery plan --out, with standbys; it follows changes of SITE. With plan.preset joint in "
+    "SITE, a plan is made where none is named.",
 )
 @click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
 def command(

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -243,51 +244,85 @@ class _Replicas:
         return self._next[service] - 1
 
 
+class PlacedInstance(NamedTuple):
+    """One instance of a GPU, chosen.
+
+    Attributes:
+        service, variant: Indices.
+        units: Its share, in units of the GPU type.
+        batch: Largest batch.
+        limit_ms: What executing a full batch may take, ms.
+        provided_rps: The rate that it keeps within the SLO.
+        rate_rps: The rate that it gets.
+        replica, replicas: Its number, and how many its service has.
+    """
+
+    service: int
+    variant: int
+    units: int
+    batch: int
+    limit_ms: float
+    provided_rps: float
+    rate_rps: float
+    replica: int = 0
+    replicas: int = 1
+
+
 def _gpu(
     problem: JointProblem, known: KnownPattern, layout: PackedGpu, filled: Mapping[Flow, float], replicas: _Replicas
 ) -> PlannedGpu | None:
     """One GPU of the plan; None where no request comes to it."""
-    machine = problem.machines[known.machine]
-    gpu, unit = machine.clocked, machine.gpu_type.profile.gpu.unit_percent
-    serving, items, limits = [], [], []
+    placed = []
     for item, option, units in zip(layout.pattern, layout.options, layout.units, strict=True):
         each = problem.items[item]
         ratio = filled[_flow(problem, known, item)]
         if ratio > 0:
-            model = problem.services[each.service].variants[each.variant].model
-            serving.append(ServingInstance(model, units * unit, option.process.batch, ratio * each.rate_rps))
-            items.append(each)
-            limits.append(option.process.limit_ms)
-    if not serving:
-        return None
+            count = replicas.count[each.service]
+            number = replicas.number(each.service)
+            limit_ms, batch, rate = option.process.limit_ms, option.process.batch, each.rate_rps
+            placed.append(
+                PlacedInstance(each.service, each.variant, units, batch, limit_ms, rate, ratio * rate, number, count)
+            )
+    return gpu_of(problem, known.machine, placed) if placed else None
+
+
+def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[PlacedInstance]) -> PlannedGpu:
+    """A GPU with these instances, and what is predicted of each."""
+    machine = problem.machines[machine_index]
+    gpu, unit = machine.clocked, machine.gpu_type.profile.gpu.unit_percent
+    models = [problem.services[each.service].variants[each.variant].model for each in placed]
+    serving = [
+        ServingInstance(model, each.units * unit, each.batch, each.rate_rps)
+        for model, each in zip(models, placed, strict=True)
+    ]
     found = predict_gpu(gpu, serving)
     shared = len(serving) > 1
     instances = []
-    for each, one, times, power, limit_ms in zip(items, serving, found.times, found.powers, limits, strict=True):
+    for each, one, times, power in zip(placed, serving, found.times, found.powers, strict=True):
         service = problem.services[each.service]
         evenly = service.workload.arrivals.scv == 0
-        wait_s = (one.batch - 1) / each.rate_rps if evenly else 0.0
+        wait_s = (one.batch - 1) / each.provided_rps if evenly else 0.0
         coefficients = gpu.profile[one.model]
         transfer = one.batch / gpu.profile.gpu.pcie_bytes_per_ms * (coefficients.pcie_contention if shared else 1.0)
         instances.append(
             PlannedInstance(
                 workload=service.workload.id,
                 model=one.model,
-                replica=replicas.number(each.service),
-                replicas=replicas.count[each.service],
+                replica=each.replica,
+                replicas=each.replicas,
                 rate_rps=one.rate_rps,
                 share_ratio=one.share_percent / 100.0,
                 batch=one.batch,
                 max_delay_s=wait_s,
                 wait_s=wait_s if evenly else math.nan,
                 parts=_parts(times),
-                limit_s=(limit_ms + (coefficients.load_bytes + coefficients.feedback_bytes) * transfer) / 1e3,
+                limit_s=(each.limit_ms + (coefficients.load_bytes + coefficients.feedback_bytes) * transfer) / 1e3,
                 throughput_rps=times.throughput_rps(one.batch),
                 slo_s=service.workload.slo.latency_s,
                 accuracy_ratio=service.variants[each.variant].accuracy_ratio,
                 overhead_w=power.overhead_w,
                 requests_w=power.requests_w,
-                provided_rps=each.rate_rps,
+                provided_rps=each.provided_rps,
             )
         )
     demand = demand_w(gpu.profile.gpu, neighbourhood(gpu, serving))
@@ -300,6 +335,8 @@ def _gpu(
         power_w=found.board_w,
         instances=tuple(instances),
         clock_set_mhz=gpu.clock_mhz,
+        # Under a cap on watts a higher clock would take what other GPUs need.
+        clock_ceiling_mhz=gpu.clock_max_mhz if problem.power_cap_w is None else gpu.clock_mhz,
         idle_w=found.idle_w,
         host_w=found.host_w,
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,12 +54,15 @@ class JointService:
         variants: The models that can answer.
         floor_ratio: Mean accuracy of the answers never to go below.
         margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
+        batches: Largest batches to choose among, for each number of equal parts of the rate; all of them, and any
+            number of parts that the rules allow, where empty.
     """
 
     workload: Workload
     variants: tuple[Variant, ...]
     floor_ratio: float = 0.0
     margin_ratio: float = 0.0
+    batches: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name = self.workload.id
@@ -303,7 +306,7 @@ def _add_part(
     stream = RequestStream(service.workload.rate_rps * part, part_scv(service.workload.arrivals.scv, part))
     for variant, each in enumerate(service.variants):
         workload = replace(service.workload, model=each.model)
-        limits = [_limits(kind.gpu_type, workload, stream, rules, service.margin_ratio) for kind in fleet]
+        limits = [_limits(kind.gpu_type, workload, stream, rules, service, part) for kind in fleet]
         found = tuple(_options(machine, each.model, limits[machine.fleet]) for machine in machines)
         if any(found):
             items.append(JointItem(at, variant, stream.rate_rps, part))
@@ -311,7 +314,7 @@ def _add_part(
 
 
 def _limits(
-    kind: GpuType, workload: Workload, stream: RequestStream, rules: Rules, margin_ratio: float
+    kind: GpuType, workload: Workload, stream: RequestStream, rules: Rules, service: JointService, part: float
 ) -> list[tuple[int, float, float]]:
     """Batches with what their execution may take, ms: when the GPU is shared, and when it is not.
 
@@ -321,8 +324,10 @@ def _limits(
     model = kind.profile.models.get(workload.model)
     if model is None:
         return []
-    found = []
+    found, margin_ratio = [], service.margin_ratio
     for batch in batches_of(rules, workload, stream):
+        if service.batches and batch not in service.batches.get(round(1 / part), ()):
+            continue
         shared_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=True)
         alone_ms = shared_ms
         if model.pcie_contention > 1 and stream.scv == 0:

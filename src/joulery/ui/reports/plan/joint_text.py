@@ -11,6 +11,7 @@ from rich.text import Text
 
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.optimum import PlanCertificate, PlanObjective
+from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.ui.reports.plan.shares_text import alike, pictures, usd
 
@@ -27,6 +28,8 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
     assert certificate is not None
     parts: list[RenderableType] = [_headline(plan, certificate), Text(), *pictures(plan), Text(), _table(plan)]
     parts += [Text(), _powers(plan)]
+    if made.moves is not None:
+        parts.append(_moves(made.moves))
     said = _simulated(made, certificate)
     parts += [said] if said is not None else []
     if explain:
@@ -59,9 +62,13 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     text.append(f"least {certificate.objective.name}; ")
     text.append("every service within its SLO by the model", "green")
     bound = value_text(certificate.objective, certificate.bound)
+    if not certificate.bound > 0 and not certificate.optimal:
+        text.append(f"\n{certificate.method}", "dim")
+        return text
     if not math.isnan(certificate.relaxed):
-        proven = "optimal within its choices" if certificate.optimal else f"{percent(certificate.gap_ratio)} above it"
-        text.append(f"\nno plan has less than {bound}: this one is {proven}; prices alone prove ", "dim")
+        below = f"{percent(certificate.gap_ratio)} below this one"
+        proven = "this one is optimal within its choices" if certificate.optimal else below
+        text.append(f"\nno plan has less than {bound}, {proven}; prices alone prove ", "dim")
         text.append(value_text(certificate.objective, certificate.relaxed), "dim")
     elif certificate.optimal:
         text.append(f"\noptimal within its choices; prices prove that no plan has less than {bound}", "dim")
@@ -108,6 +115,15 @@ def _powers(plan: ProvisionPlan) -> Text:
     return Text(
         f"modelled power: idle boards {watts(idle_w)}, hosts {watts(host_w)} as stated, processes for being there "
         f"{watts(there_w)}, requests {watts(requests_w)}"
+    )
+
+
+def _moves(moves: PlanMoves) -> Text:
+    """What changes of the running plan."""
+    return Text(
+        f"{moves.moves} moves from the running plan: {moves.started} started, {moves.stopped} stopped, "
+        f"{moves.changed} with another share or batch; {moves.opened} GPUs more, {moves.closed} fewer, "
+        f"{moves.reclocked} at another clock"
     )
 
 

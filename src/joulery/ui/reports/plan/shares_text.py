@@ -285,7 +285,7 @@ def series_view(series: SeriesPlan) -> RenderableType:
         change = each.change
         counts = [str(change.count(what)) if change else "" for what in ("move", "start", "stop", "resize")]
         shown.add_row(
-            _clock(each.period.from_s),
+            clock_text(each.period.from_s),
             f"{each.period.hours:.3g}",
             f"{sum(each.period.rates_rps.values()):.4g} /s",
             str(len(each.plan.gpus)),
@@ -300,7 +300,7 @@ def series_view(series: SeriesPlan) -> RenderableType:
     return Group(shown, Text(), Text(total))
 
 
-def _clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """Hours and minutes since the start."""
     minutes = round(seconds / 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}"

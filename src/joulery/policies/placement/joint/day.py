@@ -1,0 +1,336 @@
+"""Joint plans for a load that changes: what to run in each period, with what switching costs in between.
+
+Candidates are the plans for some of the loads. In each period a candidate's GPUs run at the clocks that are best then,
+or sleep; nothing on them moves. A shortest path through periods and candidates weighs what a period costs against what
+the change before it costs.
+
+A change keeps capacity: a GPU that is opened, or whose instances change, is woken and loaded beside the old one before
+the period begins, and the old one is drained after it has begun. Until then the old plan is whole, from then on the new
+one. A clock is set at no cost: up before, down after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.plan_moves import PlanMoves, continued, gpu_moves, moves_between, shape_of
+from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
+from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.successors import Choice, KeptLimits, groups_of, kept_choices
+from joulery.policies.placement.joint.warm import WarmEffort, choose, chosen_gpus, narrowed, planned_from, replan
+
+_ALIKE_RATIO = 0.04
+"""Loads that differ by less have one candidate."""
+_NEAR = 0.1
+"""Rates that differ by less, in logarithms, are planned for warm: farther away warm plans are much dearer."""
+_CANDIDATES = 14
+"""Candidates at most."""
+_S_PER_H = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchingCosts:
+    """How long a change takes; the GPU draws its standing watts meanwhile.
+
+    Attributes:
+        wake_s, sleep_s: From asleep to ready, and from drained to asleep.
+        load_s: A process starts behind a standby.
+    """
+
+    wake_s: float = 60.0
+    sleep_s: float = 60.0
+    load_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPeriod:
+    """A stretch of constant load.
+
+    Attributes:
+        from_s, until_s: When, seconds from the start.
+        request: What is asked then: rates, and the objective at that price of carbon.
+    """
+
+    from_s: float
+    until_s: float
+    request: JointRequest
+
+    @property
+    def hours(self) -> float:
+        """How long it lasts."""
+        return (self.until_s - self.from_s) / _S_PER_H
+
+
+@dataclass(frozen=True, slots=True)
+class DayPeriod:
+    """A period and what runs in it.
+
+    Attributes:
+        period: When, and what is asked.
+        plan: What runs.
+        moves: Against the period before; None for the first.
+        value: The plan's objective.
+        switching: What the change to it cost, objective times hours.
+        candidate: Which candidate's GPUs run.
+    """
+
+    period: LoadPeriod
+    plan: ProvisionPlan
+    moves: PlanMoves | None
+    value: float
+    switching: float
+    candidate: int
+
+
+@dataclass(frozen=True, slots=True)
+class DayPlan:
+    """Plans for a whole series of loads; all totals in objective times hours.
+
+    Attributes:
+        periods: In order.
+        peak_total: The plan for the highest load, all the time.
+        hourly_total: A plan of its own for each period, its changes paid for.
+        hourly_switching: Of that, the changes.
+    """
+
+    periods: tuple[DayPeriod, ...]
+    peak_total: float
+    hourly_total: float
+    hourly_switching: float
+
+    @property
+    def total(self) -> float:
+        """What the series costs, changes included."""
+        return math.fsum(each.value * each.period.hours + each.switching for each in self.periods)
+
+    @property
+    def switching(self) -> float:
+        """Of that, the changes."""
+        return math.fsum(each.switching for each in self.periods)
+
+    @property
+    def against_ratio(self) -> float:
+        """The total over the better of the peak's plan and a plan for each period."""
+        return self.total / min(self.peak_total, self.hourly_total)
+
+
+def switching_cost(
+    request: JointRequest, old: Sequence[PlannedGpu], new: Sequence[PlannedGpu], costs: SwitchingCosts
+) -> float:
+    """What a change costs, objective times hours; infinite where the GPUs of a type do not suffice to keep capacity."""
+    moves = moves_between(old, new)
+    objective = request.objective
+    came, left = list[PlannedGpu](), [old[at] for at in set(range(len(old))) - set(moves.same_gpu)]
+    for gpu, source in zip(new, moves.same_gpu, strict=True):
+        if source is None:
+            came.append(gpu)
+        elif sum(gpu_moves([shape_of(e) for e in old[source].instances], [shape_of(e) for e in gpu.instances])):
+            came.append(gpu)
+            left.append(old[source])
+    for kind in request.fleet:
+        most = kind.gpu_type.available
+        side_by_side = sum(gpu.type == kind.gpu_type.name for gpu in (*old, *came))
+        if most is not None and came and side_by_side > most:
+            return math.inf
+
+    def standing(gpu: PlannedGpu) -> float:
+        watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
+        return objective.value(watts, gpu.usd_per_hour, 1)
+
+    seconds = [(costs.wake_s + costs.load_s) * standing(gpu) for gpu in came]
+    seconds += [costs.sleep_s * standing(gpu) for gpu in left]
+    return math.fsum(seconds) / _S_PER_H
+
+
+def plan_day(
+    periods: Sequence[LoadPeriod],
+    costs: SwitchingCosts | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> DayPlan:
+    """Plan a series of loads.
+
+    Args:
+        periods: In order, one after the other.
+        costs: How long changes take.
+        progress: Called with how many plans are made, of how many.
+
+    Raises:
+        InfeasibleError: Some period, or the peak, cannot be served.
+        ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
+    """
+    costs = costs or SwitchingCosts()
+    peak = plan_joint(peak_request([each.request for each in periods]))
+    own = _own_plans(periods, peak, progress)
+    candidates = _candidates(peak, own)
+    problems = [problem_of(narrowed(each.request, plan)) for each, plan in zip(periods, own, strict=True)]
+    runs = [[_awake(problem, candidate) for candidate in candidates] for problem in problems]
+    runs = [[*some, plan] for some, plan in zip(runs, own, strict=True)]
+    path = _shortest(periods, runs, costs)
+    found = _path_periods(periods, [runs[at][index] for at, index in enumerate(path)], path, costs)
+    hourly = _path_periods(periods, own, range(len(own)), costs)
+    return DayPlan(
+        found,
+        math.fsum(_held(each, peak) * each.hours for each in periods),
+        math.fsum(each.value * each.period.hours + each.switching for each in hourly),
+        math.fsum(each.switching for each in hourly),
+    )
+
+
+def peak_request(requests: Sequence[JointRequest]) -> JointRequest:
+    """Every service at its highest rate at once."""
+    most: dict[str, JointService] = {}
+    for each in (service for request in requests for service in request.services):
+        known = most.get(each.workload.id)
+        if known is None or known.workload.rate_rps < each.workload.rate_rps:
+            most[each.workload.id] = each
+    return replace(requests[0], services=tuple(most.values()))
+
+
+def with_rates(request: JointRequest, rates_rps: Mapping[str, float]) -> JointRequest:
+    """The request at other rates, by service; those of others stay."""
+
+    def at_rate(each: JointService) -> JointService:
+        rate_rps = rates_rps.get(each.workload.id, each.workload.rate_rps)
+        return replace(each, workload=replace(each.workload, rate_rps=rate_rps))
+
+    return replace(request, services=tuple(at_rate(each) for each in request.services))
+
+
+def _candidates(peak: ProvisionPlan, own: Sequence[ProvisionPlan]) -> list[ProvisionPlan]:
+    """The peak's plan and those of the loads in between, the highest first; loads that are nearly equal once."""
+    found, last = [peak], math.inf
+    for plan in sorted(own, key=_load, reverse=True):
+        if _load(plan) < last * (1 - _ALIKE_RATIO):
+            found.append(plan)
+            last = _load(plan)
+    step = max(1, math.ceil(len(found) / _CANDIDATES))
+    return found[::step]
+
+
+def _own_plans(
+    periods: Sequence[LoadPeriod], peak: ProvisionPlan, progress: Callable[[int, int], None]
+) -> list[ProvisionPlan]:
+    """A plan for each period: made afresh, or warm from one for nearly the same rates."""
+    afresh: list[tuple[JointRequest, ProvisionPlan]] = []
+    own = []
+    for at, each in enumerate(periods):
+        near = min(
+            ((_distance(each.request, request), index) for index, (request, _) in enumerate(afresh)), default=None
+        )
+        if near is not None and near[0] <= _NEAR:
+            own.append(replan(each.request, afresh[near[1]][1]).plan)
+        else:
+            plan = plan_joint(each.request, others=[peak])
+            afresh.append((each.request, plan))
+            own.append(plan)
+        progress(at + 1, len(periods))
+    return own
+
+
+def _distance(one: JointRequest, other: JointRequest) -> float:
+    """The largest difference of a service's rates, in logarithms; infinite where other services are served."""
+    rates = {each.workload.id: each.workload.rate_rps for each in one.services}
+    others = {each.workload.id: each.workload.rate_rps for each in other.services}
+    if rates.keys() != others.keys():
+        return math.inf
+    return max(abs(math.log(rates[name] / others[name])) for name in rates)
+
+
+def _load(plan: ProvisionPlan) -> float:
+    """What a plan serves, in the work of the requests: their joules."""
+    return math.fsum(each.requests_w for gpu in plan.gpus for each in gpu.instances)
+
+
+def _awake(problem: JointProblem, candidate: ProvisionPlan) -> ProvisionPlan | None:
+    """A candidate's GPUs at the best clocks for a period, those not needed asleep; None where they do not suffice."""
+    assert candidate.certificate is not None
+    groups, others = groups_of(problem, candidate.gpus)
+    if others or problem.slices:
+        return None
+    limits = KeptLimits(problem, candidate.certificate.rates_rps)
+    choices: list[Choice] = []
+    for source, group in enumerate(groups):
+        choices.append(Choice(source, -1, (), len(group.gpu.instances), 0.0, 0.0))
+        choices += kept_choices(problem, source, group, group.gpu.instances, limits)
+    counts, flows = choose(problem, groups, choices, None, WarmEffort())
+    return planned_from(problem, chosen_gpus(problem, choices, counts, flows)) if counts else None
+
+
+def _held(period: LoadPeriod, peak: ProvisionPlan) -> float:
+    """The objective of the peak's plan, clocks and all, at a period's rates: its requests scaled."""
+    rates = {each.workload.id: each.workload.rate_rps for each in period.request.services}
+    most: dict[str, float] = {}
+    for each in (one for gpu in peak.gpus for one in gpu.instances):
+        most[each.workload] = most.get(each.workload, 0.0) + each.rate_rps
+    watts = math.fsum(
+        gpu.idle_w
+        + gpu.host_w
+        + math.fsum(e.overhead_w + e.requests_w * rates.get(e.workload, 0.0) / most[e.workload] for e in gpu.instances)
+        for gpu in peak.gpus
+    )
+    return period.request.objective.value(watts, peak.usd_per_hour, len(peak.gpus))
+
+
+def _value(period: LoadPeriod, plan: ProvisionPlan) -> float:
+    watts = math.fsum(gpu.power_w for gpu in plan.gpus)
+    return period.request.objective.value(watts, plan.usd_per_hour, len(plan.gpus))
+
+
+def _shortest(
+    periods: Sequence[LoadPeriod], runs: Sequence[Sequence[ProvisionPlan | None]], costs: SwitchingCosts
+) -> list[int]:
+    """The index of what runs in each period, by the least total.
+
+    Raises:
+        InfeasibleError: No sequence keeps every service, its changes included.
+    """
+    best: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for at, (period, some) in enumerate(zip(periods, runs, strict=True)):
+        following: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for index, plan in enumerate(some):
+            if plan is None:
+                continue
+            cost = _value(period, plan) * period.hours
+            if at == 0:
+                following[index] = (cost, (index,))
+                continue
+            for was, (total, path) in best.items():
+                before = runs[at - 1][was]
+                assert before is not None
+                change = switching_cost(period.request, before.gpus, plan.gpus, costs)
+                if total + change + cost < following.get(index, (math.inf, ()))[0]:
+                    following[index] = (total + change + cost, (*path, index))
+        best = following
+    if not best:
+        raise InfeasibleError(
+            "no sequence of plans keeps every service within its SLO while GPUs change",
+            binding="number of GPUs",
+            hint="raise `available` in the fleet: a change needs old and new GPUs side by side",
+        )
+    return list(min(best.values())[1])
+
+
+def _path_periods(
+    periods: Sequence[LoadPeriod],
+    plans: Sequence[ProvisionPlan | None],
+    indices: Sequence[int],
+    costs: SwitchingCosts,
+) -> tuple[DayPeriod, ...]:
+    found: list[DayPeriod] = []
+    for period, plan, index in zip(periods, plans, indices, strict=True):
+        assert plan is not None
+        value = _value(period, plan)
+        if not found:
+            found.append(DayPeriod(period, plan, None, value, 0.0, index))
+            continue
+        before = found[-1].plan.gpus
+        plan = replace(plan, gpus=continued(before, plan.gpus))
+        moves = moves_between(before, plan.gpus)
+        found.append(
+            DayPeriod(period, plan, moves, value, switching_cost(period.request, before, plan.gpus, costs), index)
+        )
+    return tuple(found)

@@ -1,0 +1,387 @@
+"""The next joint plan from the one that runs: known patterns, running instances, and at most so many moves.
+
+Only the batches that the running plan's best patterns use are sized again for today's rates; column generation then
+starts from those patterns. Where moves are limited, every running GPU has a list of what it may become
+(:mod:`joulery.policies.placement.joint.successors`), and one program chooses for all of them. A clock is no move.
+
+The plan has no bound of its own: sizes and parts that the running plan did not use are not looked at. Where it cannot
+serve everything, and where GPUs may be cut into slices, the plan is made afresh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
+from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
+from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
+from joulery.policies.placement.highs import add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
+from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, KnownPattern
+from joulery.policies.placement.joint.plan import gpu_of, gpus_of, plan_joint, quality_of, value_of
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.successors import Choice, KeptLimits, RunningGroup, groups_of, successors
+
+NO_BOUND = "warm: known patterns and running instances; no bound"
+_SIZES = 60
+"""Best patterns of the running plan whose batches are sized again."""
+_SLACK = 0.005
+"""How much a pattern may cost beyond what it is worth, as a ratio of the relaxation, to be chosen from."""
+_SUCCESSORS = 150
+"""Patterns to choose from, at most."""
+_UNSERVED_RPS = 1e-6
+_TINY = 1e-7
+_UNSERVED = 1e3
+"""Price of a request a second that is left out, in the greatest cost of a choice for each request a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmEffort:
+    """How hard to try.
+
+    Attributes:
+        generation: Of column generation.
+        gap_ratio: Relative gap at which whole numbers are good enough.
+        branchings, seconds: Limits of the solver of whole numbers.
+    """
+
+    generation: JointEffort = field(default_factory=lambda: JointEffort(patience=2))
+    gap_ratio: float = 0.002
+    branchings: int = 100
+    seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPlan:
+    """A plan that follows another.
+
+    Attributes:
+        plan: The plan, GPUs that go on first, in their order.
+        moves: What changes.
+        fresh: Whether it had to be made afresh.
+    """
+
+    plan: ProvisionPlan
+    moves: PlanMoves
+    fresh: bool = False
+
+
+def replan(
+    request: JointRequest, before: ProvisionPlan, max_moves: int | None = None, effort: WarmEffort | None = None
+) -> WarmPlan:
+    """The plan for today's rates that follows a running one.
+
+    Args:
+        request: What is asked today.
+        before: The joint plan that runs.
+        max_moves: Instances that may be started, stopped or changed; None for any number.
+        effort: How hard to try.
+
+    Raises:
+        InfeasibleError: No plan was found within the GPUs, the power cap and the moves.
+        ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
+    """
+    effort = effort or WarmEffort()
+    if any(
+        kind.sliced is not None for kind in request.fleet
+    ):  # slices come from a table: nothing is known of them here
+        return _afresh(request, before, max_moves)
+    try:
+        problem = problem_of(narrowed(request, before))
+    except InfeasibleError:  # the sizes that were used do not serve today's rates
+        return _afresh(request, before, max_moves)
+    generator = _generated(problem, before, effort)
+    duals = generator.master.relax()
+    generator.enrich(duals, _SLACK * duals.value)
+    patterns = _promising(generator, duals)
+    found = _unlimited(problem, generator, before, patterns, effort)
+    if max_moves is not None and (found is None or found.moves.moves > max_moves):
+        found = _limited(problem, before, patterns, max_moves, effort)
+    return _afresh(request, before, max_moves) if found is None else found
+
+
+def _unlimited(
+    problem: JointProblem,
+    generator: JointGenerator,
+    before: ProvisionPlan,
+    patterns: Sequence[KnownPattern],
+    effort: WarmEffort,
+) -> WarmPlan | None:
+    """The best plan over the promising patterns, or over all; None where nothing serves everything."""
+    few = JointMaster(problem)
+    for known in patterns:
+        few.add(known.machine, known.layout)
+    for master in (few, generator.master):
+        found = master.whole(gap_ratio=effort.gap_ratio, seconds=effort.seconds, branchings=effort.branchings)
+        if bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value):
+            chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
+            return _followed(problem, before, gpus_of(problem, chosen, found.flows))
+    return None
+
+
+def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
+    """The request with the parts and batches alone that the best known patterns of a plan use."""
+    if before.certificate is None:
+        return request
+    known: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for pattern in best_patterns(before.certificate, _SIZES):
+        for each in pattern.instances:
+            known[each.service][round(before.certificate.rates_rps[each.service] / each.capacity_rps)].add(each.batch)
+
+    def narrow(service: JointService) -> JointService:
+        mine = known.get(service.workload.id)
+        if not mine:
+            return service
+        return replace(service, batches={parts: frozenset(batches) for parts, batches in mine.items()})
+
+    return replace(request, services=tuple(narrow(each) for each in request.services))
+
+
+def best_patterns(certificate: PlanCertificate, most: int) -> list[CertifiedPattern]:
+    """Those of the plan, and those that cost least beyond what they are worth at the plan's prices."""
+    objective = certificate.objective
+    per_w = objective.per_w + certificate.power_price
+    joules = {(one.service, one.variant, one.type, one.clock_mhz): one for one in certificate.costs}
+
+    def excess(pattern: CertifiedPattern) -> float:
+        cost = per_w * (pattern.standing_w + math.fsum(each.overhead_w for each in pattern.instances))
+        worth = 0.0
+        for each in pattern.instances:
+            known = joules.get((each.service, each.variant, pattern.type, pattern.clock_mhz))
+            if known is None:
+                return math.inf
+            floor = certificate.floors_ratio.get(each.service, 0.0)
+            gain = known.accuracy_ratio - floor if floor > 0 else 0.0
+            price = certificate.demand_price[each.service] + certificate.accuracy_price.get(each.service, 0.0) * gain
+            worth += max(0.0, price - per_w * known.request_j) * each.capacity_rps
+        return (cost - worth) / cost if cost > 0 else -worth
+
+    planned = [pattern for pattern in certificate.patterns if pattern.planned]
+    others = sorted((pattern for pattern in certificate.patterns if not pattern.planned), key=excess)
+    return [*planned, *others[: max(0, most - len(planned))]]
+
+
+def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort) -> JointGenerator:
+    """Patterns for today's rates: the known ones first."""
+    generator = JointGenerator(problem, effort.generation)
+    certificate = before.certificate
+    if certificate is not None:
+        index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
+        names = {each.workload.id: at for at, each in enumerate(problem.services)}
+        for pattern in best_patterns(certificate, _SIZES):
+            items = []
+            for each in pattern.instances:
+                at = names.get(each.service, -1)
+                models = [variant.model for variant in problem.services[at].variants] if at >= 0 else []
+                parts = round(certificate.rates_rps[each.service] / each.capacity_rps)
+                if each.variant in models:
+                    items.append(index.get((at, models.index(each.variant), parts), -1))
+            if len(items) < len(pattern.instances) or min(items) < 0:
+                continue
+            for machine, one in enumerate(problem.machines):
+                if one.gpu_type.name == pattern.type:
+                    generator.add(machine, tuple(sorted(items)))
+    generator.generate(generator.master.relax())
+    return generator
+
+
+def _followed(problem: JointProblem, before: ProvisionPlan, gpus: Sequence[PlannedGpu]) -> WarmPlan:
+    plan = planned_from(problem, continued(before.gpus, gpus))
+    assert plan.certificate is not None
+    if before.certificate is not None:
+        plan = replace(plan, certificate=_carried(plan.certificate, before.certificate))
+    return WarmPlan(plan, moves_between(before.gpus, plan.gpus))
+
+
+def planned_from(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> ProvisionPlan:
+    """A plan of some GPUs, its value and watts; it has no bound."""
+    certificate = PlanCertificate(
+        objective=problem.objective,
+        value=value_of(problem, gpus),
+        bound=0.0,
+        method=NO_BOUND,
+        optimal=False,
+        power_w=math.fsum(gpu.power_w for gpu in gpus),
+        rates_rps={each.workload.id: each.workload.rate_rps for each in problem.services},
+        floors_ratio={each.workload.id: each.floor_ratio for each in problem.services},
+        available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
+        power_cap_w=problem.power_cap_w,
+    )
+    return ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
+
+
+def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
+    """The known patterns and their prices for the next plan: the same parts of today's rates. They prove no bound."""
+    rates = new.rates_rps
+    served = set(rates) & set(old.rates_rps)
+    patterns = tuple(
+        pattern._replace(
+            instances=tuple(
+                one._replace(capacity_rps=one.capacity_rps * rates[one.service] / old.rates_rps[one.service])
+                for one in pattern.instances
+            )
+        )
+        for pattern in old.patterns
+        if all(one.service in served for one in pattern.instances)
+    )
+    return replace(
+        new,
+        demand_price={name: old.demand_price.get(name, 0.0) for name in rates},
+        accuracy_price={name: old.accuracy_price.get(name, 0.0) for name in rates},
+        pool_price=dict(old.pool_price),
+        power_price=old.power_price,
+        costs=tuple(each for each in old.costs if each.service in served),
+        patterns=patterns,
+    )
+
+
+def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None) -> WarmPlan:
+    """A plan made afresh, its GPUs in the order of those that it continues.
+
+    Raises:
+        InfeasibleError: There is none, or it takes too many moves.
+    """
+    plan = plan_joint(request)
+    plan = replace(plan, gpus=continued(before.gpus, plan.gpus))
+    moves = moves_between(before.gpus, plan.gpus)
+    if max_moves is not None and moves.moves > max_moves:
+        raise InfeasibleError(
+            f"no plan for these rates was found within {max_moves} moves; one takes {moves.moves}",
+            binding="moves",
+            nearest={"gpus": len(plan.gpus), "moves": moves.moves},
+            hint="raise plan.moves",
+        )
+    return WarmPlan(plan, moves, fresh=True)
+
+
+def _limited(
+    problem: JointProblem,
+    before: ProvisionPlan,
+    patterns: Sequence[KnownPattern],
+    max_moves: int,
+    effort: WarmEffort,
+) -> WarmPlan | None:
+    """The best plan within the moves; None where nothing serves everything."""
+    groups, others = groups_of(problem, before.gpus)
+    left = max_moves - sum(len(gpu.instances) for gpu in others)
+    limits = KeptLimits(problem, {} if before.certificate is None else before.certificate.rates_rps)
+    choices = successors(problem, groups, patterns, limits)
+    counts, flows = choose(problem, groups, choices, left, effort) if left >= 0 else ({}, {})
+    return _followed(problem, before, chosen_gpus(problem, choices, counts, flows)) if counts else None
+
+
+def _promising(generator: JointGenerator, duals: Duals) -> list[KnownPattern]:
+    """The known patterns that cost little beyond what they are worth today, the best first."""
+    master, problem = generator.master, generator.problem
+    per_w = problem.objective.per_w + duals.power
+
+    def excess(known: KnownPattern) -> float:
+        worth = 0.0
+        for index in known.layout.pattern:
+            item = problem.items[index]
+            price = float(duals.demand[item.service] + duals.accuracy[item.service] * problem.gain(item))
+            worth += max(0.0, price - per_w * float(problem.request_j[known.machine, index])) * item.rate_rps
+        pool = float(duals.pool[problem.machines[known.machine].fleet])
+        return master.pattern_cost(known) + duals.power * master.pattern_w(known) + pool - worth
+
+    found = sorted(((excess(known), at) for at, known in enumerate(master.patterns)))
+    near = [at for value, at in found if value <= _SLACK * duals.value]
+    return [master.patterns[at] for at in near[:_SUCCESSORS]]
+
+
+def choose(
+    problem: JointProblem,
+    groups: Sequence[RunningGroup],
+    choices: Sequence[Choice],
+    max_moves: int | None,
+    effort: WarmEffort,
+) -> tuple[dict[int, int], dict[Flow, float]]:
+    """How many GPUs go which way, by index of the choice, and the flows; nothing where not everything can be served."""
+    flows = list(dict.fromkeys(Flow(e.service, e.variant, c.machine) for c in choices for e in c.placed))
+    rates = [each.workload.rate_rps for each in problem.services]
+    model = new_model(gap_ratio=effort.gap_ratio, seconds=effort.seconds, nodes=effort.branchings)
+    dear = _UNSERVED * max((each.cost for each in choices), default=1.0) + 1.0
+    joules = [
+        problem.machines[flow.machine].clocked.request_j(problem.services[flow.service].variants[flow.variant].model)
+        for flow in flows
+    ]
+    costs = [problem.objective.per_w * each for each in joules] + [dear / rate for rate in rates]
+    costs += [each.cost for each in choices]
+    most = [model.inf] * len(flows) + rates + [model.inf] * len(choices)
+    for cost, high in zip(costs, most, strict=True):
+        model.addCol(cost, 0.0, high, 0, np.zeros(0, np.int32), np.zeros(0))
+    first = len(flows) + len(rates)
+    _add_flow_rows(problem, model, flows, choices, first)
+    for source, group in enumerate(groups):
+        mine = [first + at for at, each in enumerate(choices) if each.source == source]
+        add_row(model, group.gpus, group.gpus, mine, [1.0] * len(mine))
+    for at, kind in enumerate(problem.fleet):
+        if kind.gpu_type.available is not None:
+            mine = [first + i for i, c in enumerate(choices) if c.placed and problem.machines[c.machine].fleet == at]
+            add_row(model, -model.inf, kind.gpu_type.available, mine, [1.0] * len(mine))
+    if problem.power_cap_w is not None:
+        columns = [*range(len(flows)), *range(first, first + len(choices))]
+        add_row(model, -model.inf, problem.power_cap_w, columns, [*joules, *(each.power_w for each in choices)])
+    if max_moves is not None:
+        columns = list(range(first, first + len(choices)))
+        add_row(model, -model.inf, max_moves, columns, [float(each.moves) for each in choices])
+    make_whole(model, range(first, first + len(choices)))
+    run(model)
+    values = np.array(model.getSolution().col_value, np.float64)
+    if not len(values) or not math.isfinite(model.getInfo().objective_function_value):
+        return {}, {}
+    if bool(np.any(values[len(flows) : first] > _UNSERVED_RPS)):
+        return {}, {}
+    counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
+    return counts, {flow: float(x) for flow, x in zip(flows, values, strict=False) if x > _TINY}
+
+
+def _add_flow_rows(
+    problem: JointProblem, model: object, flows: Sequence[Flow], choices: Sequence[Choice], first: int
+) -> None:
+    """Flows within what is provided, up to the rates, above the floors."""
+    provided: dict[Flow, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for at, each in enumerate(choices):
+        for one in each.placed:
+            provided[Flow(one.service, one.variant, each.machine)][first + at] += one.provided_rps
+    inf = model.inf  # type: ignore[attr-defined]
+    for at, flow in enumerate(flows):
+        add_row(model, 0.0, inf, [at, *provided[flow]], [-1.0, *provided[flow].values()])
+    for at, service in enumerate(problem.services):
+        mine = [i for i, flow in enumerate(flows) if flow.service == at]
+        add_row(model, service.workload.rate_rps, inf, [*mine, len(flows) + at], [1.0] * (len(mine) + 1))
+        if service.floor_ratio > 0:
+            gains = [service.variants[flows[i].variant].accuracy_ratio - service.floor_ratio for i in mine]
+            add_row(model, 0.0, inf, mine, gains)
+
+
+def chosen_gpus(
+    problem: JointProblem, choices: Sequence[Choice], counts: dict[int, int], flows: dict[Flow, float]
+) -> tuple[PlannedGpu, ...]:
+    """The GPUs of some choices; flows are spread over their instances by what they are provided for.
+
+    An instance that no request comes to goes on: stopping it would be a move.
+    """
+    provided: dict[Flow, float] = defaultdict(float)
+    replicas: dict[int, int] = defaultdict(int)
+    for at, count in counts.items():
+        for one in choices[at].placed:
+            provided[Flow(one.service, one.variant, choices[at].machine)] += count * one.provided_rps
+            replicas[one.service] += count
+    gpus = []
+    for at, count in counts.items():
+        choice = choices[at]
+        for _ in range(count if choice.placed else 0):
+            placed = []
+            for one in choice.placed:
+                flow = Flow(one.service, one.variant, choice.machine)
+                rate = one.provided_rps * min(1.0, flows.get(flow, 0.0) / provided[flow])
+                placed.append(one._replace(rate_rps=rate, replicas=replicas[one.service]))
+            gpus.append(gpu_of(problem, choice.machine, placed))
+    return tuple(gpus)
