@@ -221,7 +221,7 @@ class SimulatedService(Section):
         return self
 
 
-class PlacedInstance(Section):
+class ListedInstance(Section):
     """One instance of a plan."""
 
     service: Name
@@ -232,7 +232,7 @@ class PlacedInstance(Section):
     """Requests in a batch."""
 
     @model_validator(mode="after")
-    def _has_a_share(self) -> PlacedInstance:
+    def _has_a_share(self) -> ListedInstance:
         if self.share_ratio <= 0:
             raise problem("an instance needs a share of the GPU", at=("share",))
         return self
@@ -263,7 +263,7 @@ class PlanConfig(Section):
     """What policy best adds to latencies and demands, such as 5 %."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
     """Variation of service times that policy best provides for."""
-    gpus: tuple[tuple[PlacedInstance, ...], ...] = ()
+    gpus: tuple[tuple[ListedInstance, ...], ...] = ()
     """The plan itself: the instances of each GPU."""
 
     @model_validator(mode="after")

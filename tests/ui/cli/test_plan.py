@@ -259,7 +259,8 @@ def test_random_arrivals_take_more_gpus(capsys, tmp_path):
     (tmp_path / "site.yaml").write_text(TWELVE.read_text().replace("kind: constant", "kind: poisson"))
     code, document = planned(capsys, tmp_path / "site.yaml")
     assert code == 0
-    assert 7 <= len(document["gpus"]) <= 8
+    # Eight without the published error of the coefficients as a margin.
+    assert len(document["gpus"]) == 9
     assert {each["max_delay_s"] for gpu in document["gpus"] for each in gpu["instances"]} == {0.0}
     code, faithful = planned(capsys, tmp_path / "site.yaml", "--preset", "igniter")
     assert code == 3
