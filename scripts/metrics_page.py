@@ -4,6 +4,7 @@ from pathlib import Path
 
 from joulery.accounting.engine_energy import MAX_MODELS
 from joulery.gateway.exporter.families import EXPORT_METRICS
+from joulery.gateway.exporter.scheduler import SCHEDULER_METRICS
 from joulery.gateway.families import Family
 from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
@@ -44,6 +45,14 @@ from the start of the exporter. `device` is `cpu` (all processors) where energy 
 is metered.
 
 A model's joules are a second view of the workloads' joules: do not add the two.
+"""
+
+SCHEDULER = """\
+## Scheduler
+
+`joulery jobs --listen 8090` exports these at `http://127.0.0.1:8090/metrics`, beside
+[the scheduler's screen](../how-to/dashboard.md). `cluster` is the site's name where it has one cluster. An alert for a
+scheduler that stopped: `time() - joulery_scheduler_last_round_timestamp_seconds > 3600`.
 """
 
 QUERIES = {
@@ -93,6 +102,12 @@ def page() -> str:
             "| name | kind | labels | meaning |",
             "| --- | --- | --- | --- |",
             *_rows(EXPORT_METRICS),
+            "",
+            *SCHEDULER.splitlines(),
+            "",
+            "| name | kind | labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *_rows(SCHEDULER_METRICS),
             "",
             "This page is written from the code: `python -m scripts.reference_pages`.",
             "",

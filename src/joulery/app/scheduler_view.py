@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from joulery.app.schedule import list_jobs
 from joulery.app.wiring.cluster import green_policy, jobs_of, one_cluster
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.gateway.exporter.http import MetricsServer
+from joulery.gateway.exporter.http import MetricsServer, Render
 from joulery.runtime.schedule.usage import lines
 
 
@@ -31,6 +31,7 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
     names: list[str | None] = [one.name for one in site.clusters] if cluster is None and site.clusters else [cluster]
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
+    clusters: dict[str, bool] = {}
     last: dict[str, Any] = {}
     policies: dict[str, None] = {}
     for name in names:
@@ -41,7 +42,9 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
             found = list_jobs(one)
         except (CapabilityError, DataError) as error:
             problems.append(f"{name or site.name}: {error}")
+            clusters[name or site.name] = False
             continue
+        clusters[name or site.name] = True
         rows += [{"cluster": name, **row} if len(names) > 1 else row for row in found]
     seen = last.get("view") or {}
     g_per_kwh, mean = float(seen.get("g_per_kwh") or 0.0), float(seen.get("mean_g_per_kwh") or 0.0)
@@ -57,6 +60,7 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
         "hour": ("green hour" if g_per_kwh < mean else "dirty hour") + ", last round" if known else "",
         "jobs": rows,
         "problems": problems,
+        "clusters": clusters,
     }
 
 
@@ -70,10 +74,23 @@ def last_round(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def serve_page(host: str, port: int, page: Callable[[], str]) -> MetricsServer:
+def serve_page(
+    host: str, port: int, page: Callable[[], str], view: Callable[[], Mapping[str, Any]] | None = None
+) -> MetricsServer:
     """A server that answers ``/`` and ``/dashboard`` with a page; the caller runs and closes it.
+
+    Args:
+        host, port: Where it listens; port 0 for a free one.
+        page: Makes the page, at each request.
+        view: What ``/metrics`` exports, as :func:`scheduler_view` gives it; None for nothing.
 
     Raises:
         ConfigError: It cannot listen there.
+        ModuleNotFoundError: The extra ``export`` is not installed, and there is a view.
     """
-    return MetricsServer(host, port, lambda _: (b"", "text/plain"), lambda: "", page=lambda: page().encode())
+    render: Render = lambda _: (b"", "text/plain")  # noqa: E731
+    if view is not None:
+        from joulery.gateway.exporter.scheduler import SchedulerMetrics
+
+        render = SchedulerMetrics(view).render
+    return MetricsServer(host, port, render, lambda: "", page=lambda: page().encode())

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from joulery.app import scheduler_view as module
 from joulery.app.scheduler_view import scheduler_view, serve_page
 from joulery.config import load
 from joulery.domain.errors import CapabilityError
+from joulery.gateway.exporter.scheduler import SchedulerMetrics
 from joulery.ui.cli import main
 from joulery.ui.dashboard.scheduler import scheduler_page
 from tests.browser import Browser
@@ -39,7 +41,7 @@ def job(number: int, **more: Any) -> dict[str, Any]:
 def view(*jobs: dict[str, Any], **more: Any) -> dict[str, Any]:
     base = {
         "site": "desk", "mode": "act", "policy": "green", "now_s": 1.7e9 + 7260.0, "round_text": "", "round_s": None,
-        "g_per_kwh": None, "hour": "", "jobs": list(jobs), "problems": [],
+        "g_per_kwh": None, "hour": "", "jobs": list(jobs), "problems": [], "clusters": {"desk": True},
     }  # fmt: skip
     return base | more
 
@@ -84,19 +86,53 @@ def test_a_cluster_that_does_not_answer_hides_no_other(tmp_path: Path, monkeypat
     found = scheduler_view(load(tmp_path / "site.yaml"))
     assert [(row["cluster"], row["job"]) for row in found["jobs"]] == [("west", 1)]
     assert found["problems"] == ["east: the controller does not answer"]
+    assert found["clusters"] == {"east": False, "west": True}
     assert (found["round_text"], found["g_per_kwh"], found["hour"]) == ("two", 90.0, "green hour, last round")
     assert scheduler_view(load(tmp_path / "site.yaml"), "west")["problems"] == []
 
 
+def samples(shown: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    """The exposition: value by name and labels."""
+    text = SchedulerMetrics(lambda: shown).render()[0].decode()
+    return {
+        (one.name.removeprefix("joulery_scheduler_"), *one.labels.values()): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def test_its_metrics_count_every_job_once_and_leave_out_what_is_unknown() -> None:
+    two = {"clusters": {"east": True, "west": False}, "round_s": 1.7e9, "g_per_kwh": 250.0}
+    rows = (job(1, cluster="east"), job(2, **RUNS, cluster="east"), job(3, **RUNS, cluster="east", power_w=800.0))
+    found = samples(view(*rows, **two))
+    assert {key: value for key, value in found.items() if key[0] == "jobs"} == {
+        ("jobs", "east", "waiting"): 1, ("jobs", "east", "running"): 2, ("jobs", "east", "stopping"): 0,
+        ("jobs", "east", "done"): 0, ("jobs", "east", "failed"): 0,
+    }  # fmt: skip
+    assert (found["up", "east"], found["up", "west"]) == (1, 0)
+    assert (found["busy_slots", "east"], found["longest_wait_seconds", "east"]) == (8, 7260)
+    assert (found["power_watts", "east"], found["jobs_without_power", "east"]) == (800, 1)
+    assert found[("last_round_timestamp_seconds",)] == 1.7e9
+    assert found[("carbon_intensity_grams_per_kilowatthour",)] == 250
+    assert not [key for key in found if key[1:2] == ("west",) and key[0] != "up"], "it did not tell its jobs"
+
+    nothing = samples(view(job(1, **RUNS)))
+    absent = {"power_watts", "last_round_timestamp_seconds", "carbon_intensity_grams_per_kilowatthour"}
+    assert not absent & {key[0] for key in nothing}
+    assert nothing["longest_wait_seconds", "desk"] == 0
+
+
 def test_it_is_served_with_the_pages_own_policy_and_fits_a_phone(tmp_path: Path) -> None:
     shown = view(job(1), job(2, **RUNS, power_w=300.0), round_s=1.7e9, round_text="dirty hour; 1 run")
-    with serve_page("127.0.0.1", 0, lambda: scheduler_page(shown, live=True)) as server:
+    with serve_page("127.0.0.1", 0, lambda: scheduler_page(shown, live=True), lambda: shown) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_address[1]}"
             with urllib.request.urlopen(f"{address}/dashboard", timeout=30) as answer:
                 assert answer.headers["Content-Type"] == "text/html; charset=utf-8" and b"job 2" in answer.read()
+            with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+                assert b'joulery_scheduler_power_watts{cluster="desk"} 300.0' in answer.read()
             with Browser() as browser:
                 browser.open(address, width=420)
                 assert browser.complaints() == [] and "Waiting" in browser.text("main")

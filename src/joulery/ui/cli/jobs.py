@@ -7,7 +7,7 @@ import math
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -83,8 +83,12 @@ def _screen(site: Site, cluster: str | None, html: Path | None, listen: str | No
         raise ConfigError("not an address", pointer="--listen", got=listen, expected="8090 or 127.0.0.1:8090")
     scheduler_view(site, cluster)
     name = host.strip("[]") or "127.0.0.1"
-    with serve_page(name, int(port), lambda: scheduler_page(scheduler_view(site, cluster), live=True)) as server:
-        click.echo(f"http://{name}:{server.server_address[1]}/dashboard")
+
+    def view() -> dict[str, Any]:
+        return scheduler_view(site, cluster)
+
+    with serve_page(name, int(port), lambda: scheduler_page(view(), live=True), view) as server:
+        click.echo(f"http://{name}:{server.server_address[1]}/dashboard, metrics at /metrics")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
