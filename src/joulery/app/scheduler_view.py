@@ -93,4 +93,4 @@ def serve_page(
         from joulery.gateway.exporter.scheduler import SchedulerMetrics
 
         render = SchedulerMetrics(view).render
-    return MetricsServer(host, port, render, lambda: "", page=lambda: page().encode())
+    return MetricsServer(host, port, render, lambda: "", page=lambda: page().encode(), pointer="--listen")

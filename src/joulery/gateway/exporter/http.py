@@ -26,6 +26,7 @@ class MetricsServer(ThreadingHTTPServer):
         host, port: Where it listens; port 0 for a free one.
         render: The exposition, by the scraper's ``Accept``.
         healthy: Empty while samples are taken, else what is wrong.
+        pointer: The flag that says where, for the error.
         page: An HTML page for ``/`` and ``/dashboard``, made at each request; None for none.
 
     Raises:
@@ -42,6 +43,7 @@ class MetricsServer(ThreadingHTTPServer):
         render: Render,
         healthy: Callable[[], str],
         page: Callable[[], bytes] | None = None,
+        pointer: str = "--port",
     ) -> None:
         self.render, self.healthy, self.page = render, healthy, page
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -52,9 +54,9 @@ class MetricsServer(ThreadingHTTPServer):
             taken = getattr(error, "errno", None) == errno.EADDRINUSE
             raise ConfigError(
                 "another process listens there" if taken else f"cannot listen there: {error}",
-                pointer="--port",
+                pointer=pointer,
                 got=f"{host}:{port}",
-                hint="joulery export --port 0 takes a free port" if taken else "",
+                hint="port 0 takes a free one" if taken else "",
             ) from error
 
     def server_bind(self) -> None:
