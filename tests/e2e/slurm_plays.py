@@ -89,12 +89,14 @@ class Outcome:
         started: Start of each job, by its place in the play; absent where it did not start.
         faults: What went wrong.
         stops: How many running jobs joulery stopped.
+        overtaken: Urgent jobs that joulery held while it started one of the others.
     """
 
     busy_gpu_s: float
     started: dict[int, float]
     faults: list[str] = field(default_factory=list)
     stops: int = 0
+    overtaken: list[int] = field(default_factory=list)
 
 
 def _gpus(count: int, *more: str) -> tuple[str, ...]:
@@ -161,7 +163,25 @@ def run_play(play: LivePlay, *, scheduled: bool) -> Outcome:
             outcome.faults += [daemon.errors] if code else []
             failed = [entry for entry in daemon.entries if entry.get("outcome") == "failed"]
             outcome.faults += [f"{entry['do']}: {entry['remark']}" for entry in failed]
+            urgent = {number for number, place in numbers.items() if "--qos=urgent" in play.jobs[place].options}
+            outcome.overtaken = overtaken(daemon.entries, urgent)
         return outcome
+
+
+def overtaken(entries: list[dict[str, Any]], urgent: set[int]) -> list[int]:
+    """The urgent jobs that were held while another job was started; by the log's order, whatever the time."""
+    held: set[int] = set()
+    found: dict[int, None] = {}
+    for entry in entries:
+        if entry["kind"] != "action" or entry.get("outcome") != "applied":
+            continue
+        if entry["do"] == "hold" and entry["job"] in urgent:
+            held.add(entry["job"])
+        elif entry["do"] == "start" and entry["job"] in urgent:
+            held.discard(entry["job"])
+        elif entry["do"] == "start":
+            found.update(dict.fromkeys(held))
+    return list(found)
 
 
 @contextmanager

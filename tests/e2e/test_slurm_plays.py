@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.e2e.slurm_plays import LivePlay, plays, run_play
+from tests.e2e.slurm_plays import LivePlay, overtaken, plays, run_play
 from tests.slurm_accounting import accounting_missing
 from tests.slurm_cluster import missing
 
@@ -25,7 +27,15 @@ def test_a_live_cluster_is_as_busy_as_under_plain_backfill(play: LivePlay) -> No
     assert not plain.faults and not scheduled.faults
     assert scheduled.busy_gpu_s >= RESOLVED_RATIO * plain.busy_gpu_s, (scheduled, plain)
     if play.name == "two QOS":
-        urgent = [place for place, job in enumerate(play.jobs) if "--qos=urgent" in job.options]
-        others = [place for place, job in enumerate(play.jobs) if "--qos=normal" in job.options]
-        late = sorted(scheduled.started.get(place, play.until_s) for place in others)[8:]
-        assert max(scheduled.started[place] for place in urgent) <= late[len(urgent)], "urgent jobs went first"
+        assert not scheduled.overtaken, "urgent jobs go first"
+
+
+def test_a_job_that_overtakes_an_urgent_one_is_found_in_the_log() -> None:
+    def act(do: str, job: int, outcome: str = "applied") -> dict[str, Any]:
+        return {"kind": "action", "do": do, "job": job, "outcome": outcome}
+
+    held = [act("hold", 1), act("hold", 2), {"kind": "round"}]
+    assert overtaken([*held, act("start", 2), act("start", 1)], {2}) == []
+    assert overtaken([*held, act("start", 1, "failed"), act("start", 2)], {2}) == []
+    assert overtaken([*held, act("start", 1), act("start", 2)], {2}) == [2]
+    assert overtaken([*held, act("start", 2), act("hold", 2), act("start", 1)], {2}) == [2]
