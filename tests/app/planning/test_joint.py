@@ -82,6 +82,16 @@ def test_the_text_says_clocks_watts_the_simulation_and_prices(tmp_path):
         assert name in found.output
 
 
+def test_the_page_says_what_the_text_says(tmp_path):
+    file = site_file(tmp_path)
+    text = run(file, "--explain").output
+    assert run(file, "--html", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    power = next(line for line in text.splitlines() if line.startswith("modelled power"))
+    for said in (power.split(",")[0], "least energy", "simulated on", "would cost about"):
+        assert said in text and said in page, said
+
+
 def test_a_locked_knob_stays_where_it_is(tmp_path):
     site = load(str(site_file(tmp_path, plan=", judge: false", floor="60")))
     free = plan_joint_site(site).plan

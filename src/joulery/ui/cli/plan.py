@@ -223,7 +223,11 @@ def _page(made: SitePlan, site: Site, stem: str) -> str:
         return layouts_page.layouts_page(made.plan, site.name)
     if isinstance(made.plan, PipelinePlan):
         return stages_page.pipeline_page(made.plan, site.name)
-    return shares_page.shares_page(made.plan, stem)
+    if made.plan.certificate is None:
+        return shares_page.shares_page(made.plan, stem)
+    from joulery.ui.reports.plan.joint_text import joint_facts
+
+    return shares_page.shares_page(made.plan, stem, *joint_facts(made, made.plan))
 
 
 def _triton(site: Site, made: SitePlan, folder: Path) -> None:

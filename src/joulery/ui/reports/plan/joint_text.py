@@ -39,6 +39,19 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
     return parts
 
 
+def joint_facts(made: SitePlan, plan: ProvisionPlan) -> tuple[list[str], list[str]]:
+    """Sentences about a plan: objective, bound, watts and simulation; and what changes are worth."""
+    certificate = plan.certificate
+    assert certificate is not None
+    parts = [_headline(plan, certificate), _powers(plan)]
+    parts += [] if made.moves is None else [_moves(made.moves)]
+    said = _simulated(made, certificate)
+    parts += [] if said is None else [said]
+    return [line for part in parts for line in part.plain.split("\n")], _explanation(plan, certificate).plain.split(
+        "\n"
+    )
+
+
 def value_text(objective: PlanObjective, value: float) -> str:
     """A value of the objective with its unit: ``1,277 W``."""
     if objective.unit == "USD/h":

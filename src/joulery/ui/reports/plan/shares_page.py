@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan
@@ -13,9 +13,16 @@ from joulery.ui.reports.plan.shares_text import alike, bound_text, headline, mod
 _COLUMNS = ("GPU", "service", "model", "share", "batch", "latency", "limit", "slack", "serves", "needs")
 
 
-def shares_page(plan: ProvisionPlan, title: str) -> str:
-    """The page, ready to be written to a file."""
-    said = headline(plan).plain.split("\n")[0]
+def shares_page(plan: ProvisionPlan, title: str, facts: Sequence[str] = (), worth: Sequence[str] = ()) -> str:
+    """The page, ready to be written to a file.
+
+    Args:
+        plan: The plan.
+        title: Its heading.
+        facts: What a planner of its own says of it, the most important sentence first; none for preset best and like.
+        worth: What changes are worth, a sentence each.
+    """
+    said, *more = facts or [headline(plan).plain.split("\n")[0]]
     source = f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}."
     colors = model_colors(plan)
     body = (
@@ -23,10 +30,12 @@ def shares_page(plan: ProvisionPlan, title: str) -> str:
         tag(
             "main",
             tag("p", said, class_="banner bad" if plan.violations else None),
-            tag("p", bound_text(plan).plain, class_="soft") if plan.bound is not None else None,
+            [tag("p", text, class_="soft") for text in more],
+            tag("p", bound_text(plan).plain, class_="soft") if plan.bound is not None and not facts else None,
             tag("figure", tag("h3", "GPUs and their shares"), color_legend(colors), picture(plan)),
             tag("h2", "Services"),
             tag("div", tag("div", _table(plan), class_="scroll"), class_="card"),
+            [tag("h2", "What changes are worth"), tag("ul", [tag("li", text) for text in worth])] if worth else None,
             tag("p", source, class_="soft"),
         ),
     )
@@ -77,8 +86,8 @@ def _row(place: int | None, count: int, each: PlannedInstance) -> tuple[str, ...
         "" if place is None else f"{place + 1}" if count == 1 else f"×{count}",
         each.workload + (f" ({each.replica + 1}/{each.replicas})" if each.replicas > 1 else ""),
         each.model,
-        f"{100 * each.share_ratio:g} %",
-        str(each.batch),
+        each.slice or f"{100 * each.share_ratio:g} %",
+        str(each.batch) if each.processes == 1 else f"{each.processes} × {each.batch}",
         si(each.latency_s, "s"),
         si(each.limit_s, "s"),
         percent(each.slack_s / each.limit_s if each.limit_s > 0 else None),
