@@ -24,6 +24,7 @@ LEFT_OUT = {
     r"--zone (GB|electricity-maps|watttime)\b": "asks a service on the network",
     r"^up ": "runs for minutes; tests/e2e run the same examples, shortened",
     r"^serve (?!.*(lite9|0\.0\.0\.0))": "runs until Ctrl-C; test_snippets starts a server",
+    r"^jobs --(listen|html)": "needs a site with jobs; tests/ui/dashboard serve one",
     r"^export (?!--once)": "runs until Ctrl-C; tests/e2e start exporters",
     r"^simulate ": "test_consoles runs those whose output is shown",
     r"^schedule ": "runs until Ctrl-C, or needs Slurm; tests/e2e run both",
