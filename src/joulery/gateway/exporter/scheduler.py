@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from joulery.gateway.families import Family, Registry, family_metric
 
 SCHEDULER_METRICS = (
-    Family("joulery_scheduler_up", "gauge", ("cluster",), "1 while a cluster tells its jobs, else 0."),
+    Family("joulery_scheduler_up", "gauge", ("cluster",), "1 while a cluster lists its jobs, else 0."),
     Family("joulery_scheduler_jobs", "gauge", ("cluster", "state"), "Jobs by state."),
     Family("joulery_scheduler_busy_slots", "gauge", ("cluster",), "Slots of the jobs that have some."),
     Family("joulery_scheduler_longest_wait_seconds", "gauge", ("cluster",), "Time since the oldest waiting job came."),
