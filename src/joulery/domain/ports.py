@@ -241,6 +241,11 @@ class Places(Protocol):
     What is wanted is a slice and the device it must be on (``gpu:0``; empty for any).
     """
 
+    @property
+    def alone(self) -> frozenset[str]:
+        """Ids of the parts that take one process at a time: the old one ends before a new one starts."""
+        ...
+
     def vacate(self, wanted: Sequence[tuple[Slice, str]], /) -> frozenset[str]:
         """Ids of the parts that must be empty before :meth:`settle`; none where everything fits as it is.
 

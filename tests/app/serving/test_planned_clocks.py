@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from joulery.app.serving.planned_clocks import planned_configs, widest
+from joulery.app.serving.governed.planned_clocks import planned_configs, widest
 from joulery.app.wiring.governed_clocks import bounded, governed_clock, governed_clocks
 from joulery.config import load
 from joulery.config.devices import ClockConfig

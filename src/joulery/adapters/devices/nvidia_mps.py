@@ -18,6 +18,7 @@ from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import NvidiaBoard, open_board
+from joulery.adapters.nvidia import ComputeMode, compute_mode
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
 
@@ -71,7 +72,7 @@ class NvidiaMps:
             settable=not cut,
             detail="MIG mode is on: a partitioned GPU is not shared"
             if cut
-            else f"{self._program}, pipes in {self._folder}",
+            else f"{self._program}, pipes in {self._folder}" + self._mode(),
         )
 
     def observe(self) -> DeviceState[MpsSetting]:
@@ -97,6 +98,14 @@ class NvidiaMps:
             )
         except (MpsRefused, OSError, ValueError) as error:
             raise CapabilityError(f"the MPS daemon of {self.device} does not answer: {error}") from error
+
+    def require_room(self) -> None:
+        """Return if processes may compute on the board; exclusive-process mode is no obstacle to MPS.
+
+        Raises:
+            CapabilityError: Its compute mode prohibits it.
+        """
+        self._board.require_room(shared=True)
 
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
         """What a process needs in its environment to run with a share of this GPU's SMs."""
@@ -131,6 +140,13 @@ class NvidiaMps:
     def close(self) -> None:
         """Let go of the driver; the daemon goes on."""
         self._board.close()
+
+    def _mode(self) -> str:
+        """What the board's compute mode means for MPS; empty for the default."""
+        mode = compute_mode(self._board.nvml, self._board.handle)
+        if mode is ComputeMode.PROHIBITED:
+            return "; prohibited compute mode: nothing computes on it"
+        return "; exclusive-process mode: only MPS shares it" if mode is ComputeMode.EXCLUSIVE else ""
 
     def _change(self, old: MpsSetting, new: MpsSetting, asked: str) -> DeviceChange[MpsSetting]:
         if not new.running:

@@ -33,6 +33,7 @@ class GpuPlaces:
         shared: GPUs that processes may share, by name.
         whole: UUIDs of GPUs that are used whole, by name.
         specs: How the watchdog opens a device to reset it, by name.
+        alone: Ids of the parts that take one process at a time (exclusive-process mode).
     """
 
     turn: Turn
@@ -40,6 +41,7 @@ class GpuPlaces:
     shared: Mapping[str, NvidiaMps] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
 
     def only(self, names: Collection[str]) -> GpuPlaces:
         """Some of these GPUs alone."""

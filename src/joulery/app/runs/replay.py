@@ -13,6 +13,7 @@ from typing import Any
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
+from joulery.policies.clocks.service_limit import ServiceLimitTuner, ServingDeviceView
 from joulery.policies.language_family import FamilySeen, LanguageFamilyPolicy
 from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
@@ -28,6 +29,7 @@ _POLICIES: Mapping[str, tuple[Any, Any]] = {
     TrialSearch.name: (ServicePolicy, Observation),
     StandbyPolicy.name: (StandbyPolicy, StandbyObservation),
     LanguageFamilyPolicy.name: (LanguageFamilyPolicy, FamilySeen),
+    ServiceLimitTuner.name: (ServiceLimitTuner, ServingDeviceView),
 }
 """Policies by the name they log, with what they observe."""
 

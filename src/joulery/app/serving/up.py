@@ -15,7 +15,8 @@ from joulery.app.doctor import energy, machine_in_words
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
-from joulery.app.serving.governed_llm import govern, join_keepers
+from joulery.app.serving.governed.governed_llm import govern, join_keepers
+from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
@@ -111,9 +112,10 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
         keepers = await govern(session, stack, view)
+        limits = await limit_power(session, stack, view, keepers)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        await _language_models(session, gate, keepers, view, stack, stop)
+        await _language_models(session, gate, keepers, limits, view, stack, stop)
         view.serving(session, gate.server.url, gate.server.beside_address)
         results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
@@ -227,6 +229,7 @@ async def _language_models(
     session: ServingSession,
     gate: GatewayHandle,
     keepers: Sequence[ClockController],
+    limits: Sequence[Limited],
     view: ServeView,
     stack: AsyncExitStack,
     stop: asyncio.Event,
@@ -236,7 +239,11 @@ async def _language_models(
     if not site.language_models:
         return
     text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
-    for name, fact in (*llm_facts(text), *join_keepers(keepers, text, alone=not site.services)):
+    for name, fact in (
+        *llm_facts(text),
+        *join_keepers(keepers, text, alone=not site.services),
+        *join_limits(limits, text),
+    ):
         view.fact(name, fact)
     await _unless_stopped(start_llms(text), stop)
     session.host(models)

@@ -85,6 +85,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
     shared: dict[str, NvidiaMps] = {}
     whole: dict[str, str] = {}
     specs: dict[str, DeviceSpec] = {}
+    alone: set[str] = set()
     for index, config in enumerate(devices):
         menu: tuple[tuple[str, ...], ...] = ()
         if config.mode == "mig":
@@ -96,16 +97,19 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
             mps = NvidiaMps(config.gpu)
             opened.append(mps)
             name = mps.device
+            mps.require_room()
             shared[name], specs[name] = mps, DeviceSpec("nvidia-mps", {"gpu": config.gpu})
         else:
             board = open_board(config.gpu)
             opened.append(board)
             name = board.device
+            if board.require_room(shared=False):
+                alone.add(board.uuid)
             whole[name] = board.uuid
         if name in partitions:
             raise ConfigError(f"{name} stands twice, under two names", pointer=f"fleet.devices.{index}.gpu")
         partitions[name] = config.as_partitions(menu)
-    places = GpuPlaces(turn, cut, shared, whole, specs)
+    places = GpuPlaces(turn, cut, shared, whole, specs, frozenset(alone))
     return LocalGpus(places, partitions, opened)
 
 

@@ -163,3 +163,30 @@ async def test_whole_gpus() -> None:
     whole = toy("gpu", slice_=Slice(SliceKind.WHOLE))
     async with engine_on(places, whole, whole) as engine:
         assert {view.place for view in engine.replicas()} == {"GPU-a", "GPU-b"}
+
+
+async def test_a_gpu_in_exclusive_process_mode_takes_a_new_replica_after_the_old_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = GpuPlaces(turn, whole={"gpu:0": "GPU-a", "gpu:1": "GPU-b"}, alone=frozenset({"GPU-a"}))
+    old, new = (toy("gpu", variant=name, slice_=Slice(SliceKind.WHOLE)) for name in ("v", "w"))
+    other = toy("gpu", service="other", slice_=Slice(SliceKind.WHOLE))
+    async with engine_on(places, old, other) as engine:
+        present: list[str] = []
+        assign = GpuPlaces.assign
+
+        def seen(places: GpuPlaces, *arguments: Any) -> Any:
+            present.extend(view.place for view in engine.replicas())
+            return assign(places, *arguments)
+
+        monkeypatch.setattr(GpuPlaces, "assign", seen)
+        waiting = [asyncio.create_task(ask(engine, variant="", seconds=0.02)) for _ in range(10)]
+        await asyncio.sleep(0)
+        done = await engine.apply([new, other])
+        assert present == ["GPU-b"]  # the other board's replica alone, which stays
+        assert [spec.variant for spec in done.stopped] == ["v"]
+        assert len(await asyncio.gather(*waiting)) == 10
+        assert await where(engine, "w") == "GPU-a"
+        with pytest.raises(Exception, match="no_such_model"):
+            await engine.apply([toy("no_such_model", variant="x", slice_=Slice(SliceKind.WHOLE)), other])
+        assert await where(engine, "w") == "GPU-a"

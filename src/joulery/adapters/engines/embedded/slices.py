@@ -83,6 +83,10 @@ class GpuParts:
 
     places: Places | None
 
+    def alone(self, missing: Sequence[ReplicaSpec]) -> frozenset[str]:
+        """Ids of the parts whose process must end before one of these starts."""
+        return self.places.alone if self.places is not None and _wanted(missing) else frozenset()
+
     async def to_vacate(self, target: Sequence[ReplicaSpec]) -> frozenset[str]:
         """Ids of the parts that must be empty before :meth:`settle`.
 
