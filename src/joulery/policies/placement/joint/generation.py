@@ -42,6 +42,7 @@ class JointEffort:
         near: Patterns added at most, for each machine, because a better plan may need them.
         branchings, seconds: Limits of the solver of whole numbers; a plan that took all the seconds may differ on
             another day.
+        alike_from: From so many services on, those that are alike are planned as one kind.
     """
 
     patience: int = 3
@@ -54,6 +55,7 @@ class JointEffort:
     near: int = 400
     branchings: int = 500
     seconds: float = 20.0
+    alike_from: int = 25
 
 
 class JointProof(NamedTuple):
@@ -181,8 +183,7 @@ class JointGenerator:
         """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""
         problem = self.problem
         scaled = duals._replace(demand=duals.demand * scale, accuracy=duals.accuracy * scale)
-        rates = np.array([each.workload.rate_rps for each in problem.services])
-        value = float(rates @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
+        value = float(problem.rates_rps @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
         for price, kind in zip(duals.pool.tolist(), problem.fleet, strict=True):
             if kind.gpu_type.available is not None:
                 value -= price * kind.gpu_type.available

@@ -9,7 +9,7 @@ unserved at a prohibitive price, so that there is always a solution.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.divisions import divisions_of
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -80,6 +81,7 @@ class JointSolution(NamedTuple):
         slices: How many slices run each option, by its index; none that is 0.
         cuts: How many GPUs are cut in each way, by the index of the cut; none that is 0.
         proven: No solution over the same columns has less: the solver's branch and bound.
+        divisions: How many services are served by each division, by its index; of services that stand for several.
     """
 
     counts: Mapping[int, int]
@@ -90,6 +92,7 @@ class JointSolution(NamedTuple):
     slices: Mapping[int, int] = {}
     cuts: Mapping[int, int] = {}
     proven: float = 0.0
+    divisions: Mapping[int, int] = {}
 
 
 class JointMaster:
@@ -97,6 +100,8 @@ class JointMaster:
 
     Attributes:
         patterns: In the order they were added.
+        divisions: Ways to serve one of several services that are alike.
+        divisions_complete: Whether there are no others.
     """
 
     def __init__(self, problem: JointProblem) -> None:
@@ -109,6 +114,7 @@ class JointMaster:
         self._cut = len(problem.slices) + len(problem.cuts)
         self._reduced = np.zeros(self._cut)
         self._unserved = _unserved_price(problem)
+        self.divisions, self.divisions_complete = divisions_of(problem)
         self._lp, self._rows = self._empty()
 
     def add(self, machine: int, layout: PackedGpu) -> bool:
@@ -167,21 +173,51 @@ class JointMaster:
         first = self._first + self._cut
         for at in np.flatnonzero(self._reduced > slack).tolist():
             mip.changeColBounds(self._first + at, 0.0, 0.0)
-        make_whole(mip, range(self._first, first + len(self.patterns)))
+        last = first + len(self.patterns)
+        self._add_divisions(mip, first)
+        make_whole(mip, range(self._first, last + len(self.divisions)))
         status = run(mip)
         values = np.array(mip.getSolution().col_value, np.float64)
-        rates = np.array([each.workload.rate_rps for each in self.problem.services])
         if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
-            return JointSolution({}, {}, math.inf, rates, status)
+            return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
         unserved = values[len(self._flows) : self._first]
         options, cuts = len(self.problem.slices), np.rint(values[self._first : first])
         slices = {at: int(n) for at, n in enumerate(cuts[:options]) if n > 0}
         cut = {at: int(n) for at, n in enumerate(cuts[options:]) if n > 0}
-        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
+        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:last])) if n > 0}
+        divided = {at: int(n) for at, n in enumerate(np.rint(values[last:])) if n > 0}
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
         info = mip.getInfo()
         value, proven = float(info.objective_function_value), float(info.mip_dual_bound)
-        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven)
+        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided)
+
+    def _add_divisions(self, mip: Any, first: int) -> None:
+        """Every service of several that are alike is served by a division of its own; patterns provide its instances.
+
+        Args:
+            mip: The model, its patterns in the columns from ``first`` on.
+            first: The first of them.
+        """
+        if not self.divisions:
+            return
+        last = first + len(self.patterns)
+        for _ in self.divisions:
+            mip.addCol(0.0, 0.0, mip.inf, 0, np.zeros(0, np.int32), np.zeros(0))
+        used: dict[int, dict[int, float]] = defaultdict(dict)
+        for at, division in enumerate(self.divisions):
+            for item, count in Counter(division.items).items():
+                used[item][last + at] = -float(count)
+        for at, known in enumerate(self.patterns):
+            for item, count in Counter(known.layout.pattern).items():
+                if item in used:
+                    used[item][first + at] = float(count)
+        for entries in used.values():
+            add_row(mip, 0.0, mip.inf, list(entries), list(entries.values()))
+        for service in sorted({division.service for division in self.divisions}):
+            held = self.problem.services[service]
+            mine = [last + at for at, division in enumerate(self.divisions) if division.service == service]
+            columns = [*mine, len(self._flows) + service]
+            add_row(mip, held.count, mip.inf, columns, [*(1.0 for _ in mine), 1 / held.workload.rate_rps])
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
@@ -190,7 +226,7 @@ class JointMaster:
         costs = [problem.objective.per_w * self._request_j(flow) for flow in self._flows]
         for cost, most in (
             *((cost, model.inf) for cost in costs),
-            *zip(self._unserved.tolist(), (each.workload.rate_rps for each in problem.services), strict=True),
+            *zip(self._unserved.tolist(), problem.rates_rps.tolist(), strict=True),
             *self._cut_columns(),
         ):
             model.addCol(cost, 0.0, most, 0, np.zeros(0, np.int32), np.zeros(0))
@@ -198,9 +234,10 @@ class JointMaster:
         for at, flow in enumerate(self._flows):
             provided = [] if flow.option < 0 else [problem.slices[flow.option].capacity_rps]
             add_row(model, 0.0, model.inf, [at, *(self._first + flow.option for _ in provided)], [-1.0, *provided])
-        for at, service in enumerate(problem.services):
+        rates = problem.rates_rps.tolist()
+        for at in range(services):
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at] + [flows + at]
-            add_row(model, service.workload.rate_rps, model.inf, mine, [1.0] * len(mine))
+            add_row(model, rates[at], model.inf, mine, [1.0] * len(mine))
         for at, service in enumerate(problem.services):
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at and service.floor_ratio > 0]
             gains = [service.variants[self._flows[i].variant].accuracy_ratio - service.floor_ratio for i in mine]
