@@ -84,8 +84,13 @@ class JointGenerator:
             for item in np.flatnonzero(packing.alone < NEVER).tolist():
                 self.add(machine, (item,))
 
-    def generate(self, duals: Duals) -> Duals:
-        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
+    def generate(self, duals: Duals, gpus: int | None = None) -> Duals:
+        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more.
+
+        Args:
+            duals: Prices to begin with.
+            gpus: How many GPUs there are in all; None for any number.
+        """
         stale, best = 0, duals.value
         while stale < self.effort.patience and not self.problem.request.alone:
             added = 0
@@ -97,7 +102,7 @@ class JointGenerator:
                 added += self._add_some(machine, found.patterns, self.effort.patterns)
             if not added:
                 break
-            duals = self.master.relax()
+            duals = self.master.relax(gpus)
             fell = duals.value < best * (1 - self.effort.stall_ratio)
             stale, best = (0, duals.value) if fell else (stale + 1, best)
         return duals
@@ -217,7 +222,7 @@ class JointGenerator:
         fleet = problem.machines[machine].fleet
         standing = float(problem.standing_w[machine])
         price = problem.objective.value(standing, problem.fleet[fleet].gpu_type.usd_per_hour, 1)
-        return max(price + duals.power * standing + float(duals.pool[fleet]), _LEAST_COST)
+        return max(price + duals.power * standing + float(duals.pool[fleet]) - duals.gpu_price, _LEAST_COST)
 
     def add(self, machine: int, pattern: Pattern) -> bool:
         """Add a pattern to the master problem, if it fits and is new."""

@@ -18,6 +18,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.divisions import divisions_of
+from joulery.policies.placement.joint.gpu_counts import solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -38,6 +39,8 @@ class Duals(NamedTuple):
         pool: What one more GPU of each type would save, float64[types].
         power: What one more watt under the cap would save.
         unserved: Requests a second left out, float64[services].
+        gpu_price: What one more GPU costs where their number is fixed; below 0 where more of them save.
+        gpus: How many there are, cut ones included.
     """
 
     value: float
@@ -46,6 +49,8 @@ class Duals(NamedTuple):
     pool: FloatArray
     power: float
     unserved: FloatArray
+    gpu_price: float = 0.0
+    gpus: float = 0.0
 
 
 class KnownPattern(NamedTuple):
@@ -139,8 +144,10 @@ class JointMaster:
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
         return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)
 
-    def relax(self) -> Duals:
-        """The linear optimum over the patterns so far."""
+    def relax(self, gpus: int | None = None) -> Duals:
+        """The linear optimum over the patterns so far; with so many GPUs in all, if their number is given."""
+        low, high = (0.0, self._lp.inf) if gpus is None else (float(gpus), float(gpus))
+        self._lp.changeRowBounds(self._rows.count, low, high)
         run(self._lp)
         problem, solution = self.problem, self._lp.getSolution()
         dual = np.array(solution.row_dual, np.float64)
@@ -157,6 +164,8 @@ class JointMaster:
             pool=np.maximum(-dual[rows.pool : rows.pool + types], 0.0),
             power=max(float(power), 0.0),
             unserved=values[flows : flows + services],
+            gpu_price=0.0 if gpus is None else float(dual[rows.count]),
+            gpus=float(values[self._first + len(problem.slices) :].sum()),
         )
 
     def whole(self, *, gap_ratio: float, seconds: float, branchings: int, slack: float = math.inf) -> JointSolution:
@@ -176,19 +185,17 @@ class JointMaster:
         last = first + len(self.patterns)
         self._add_divisions(mip, first)
         make_whole(mip, range(self._first, last + len(self.divisions)))
-        status = run(mip)
-        values = np.array(mip.getSolution().col_value, np.float64)
-        if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
+        gpus = [*range(self._first + len(self.problem.slices), last)]
+        values, value, proven, status = solve_by_count(mip, gpus, gap_ratio)
+        if not len(values):
             return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
         unserved = values[len(self._flows) : self._first]
         options, cuts = len(self.problem.slices), np.rint(values[self._first : first])
         slices = {at: int(n) for at, n in enumerate(cuts[:options]) if n > 0}
         cut = {at: int(n) for at, n in enumerate(cuts[options:]) if n > 0}
         counts = {at: int(n) for at, n in enumerate(np.rint(values[first:last])) if n > 0}
-        divided = {at: int(n) for at, n in enumerate(np.rint(values[last:])) if n > 0}
+        divided = {at: int(n) for at, n in enumerate(np.rint(values[last : last + len(self.divisions)])) if n > 0}
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        info = mip.getInfo()
-        value, proven = float(info.objective_function_value), float(info.mip_dual_bound)
         return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided)
 
     def _add_divisions(self, mip: Any, first: int) -> None:
@@ -246,11 +253,12 @@ class JointMaster:
             most = kind.gpu_type.available
             mine = [self._first + i for i in self._cuts_of(at)]
             add_row(model, -model.inf, model.inf if most is None else float(most), mine, [1.0] * len(mine))
+        cuts = list(range(self._first + len(problem.slices), self._first + self._cut))
+        add_row(model, 0.0, model.inf, cuts, [1.0] * len(cuts))
         if problem.power_cap_w is not None:
             joules = [self._request_j(flow) for flow in self._flows]
             standing = [float(problem.standing_w[cut.machine]) for cut in problem.cuts]
-            mine = [*range(flows), *range(self._first + len(problem.slices), self._first + self._cut)]
-            add_row(model, -model.inf, problem.power_cap_w, mine, [*joules, *standing])
+            add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *cuts], [*joules, *standing])
         for entries in self._slice_rows():
             add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
         return model, rows
@@ -296,6 +304,7 @@ class JointMaster:
             entries[row] = entries.get(row, 0.0) + count * each.rate_rps
             provided[item] += count
         entries[rows.pool + problem.machines[known.machine].fleet] = 1.0
+        entries[rows.count] = 1.0
         if problem.power_cap_w is not None:
             entries[rows.power] = self.pattern_w(known)
         model.addCol(
@@ -322,7 +331,8 @@ class _Rows:
         self.demand = flows
         self.floor = flows + services
         self.pool = flows + 2 * services
-        self.power = self.pool + types
+        self.count = self.pool + types
+        self.power = self.count + 1
 
 
 def _flows_of(problem: JointProblem) -> list[Flow]:

@@ -19,8 +19,8 @@ from joulery.domain.quality import Quality, weakest
 from joulery.policies.placement.highs import SolveStatus
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
-from joulery.policies.placement.joint.master import Duals, JointSolution
-from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
+from joulery.policies.placement.joint.master import Duals, JointMaster, JointSolution
+from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.assignment import assigned_gpus
 from joulery.policies.placement.joint.result.certificates import certificate_of, in_whole_gpus
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
@@ -34,6 +34,8 @@ _NEAR_RATIO = 0.02
 """How far from worth their price slices and cuts may be that the first plan is made of, as a part of the bound."""
 _CUT_SECONDS = 3.0
 """How many times longer whole numbers may take where GPUs are cut: branchings are to end the search, not seconds."""
+_WIDE_RATIO = 0.01
+"""How far a plan may be above the relaxation before patterns are sought at its own number of GPUs."""
 _UNSERVED_RPS = 1e-6
 """Requests a second left out that are rounding."""
 _ENOUGH_RATIO = 0.05
@@ -58,10 +60,29 @@ def plan_joint(
     """
     effort = effort or JointEffort()
     problem = problem_of(grouped(request, effort.alike_from))
+    known = [pattern for plan in others for pattern in patterns_of(problem, plan)]
+    return plan_problem(problem, effort, known)[0]
+
+
+def plan_problem(
+    problem: JointProblem, effort: JointEffort, known: Sequence[tuple[int, Pattern]] = ()
+) -> tuple[ProvisionPlan, JointMaster]:
+    """As :func:`plan_joint`, for a problem that is worked out already.
+
+    Args:
+        problem: The problem.
+        effort: How hard to try.
+        known: Machines and patterns to begin with; those that do not fit are left out.
+
+    Returns:
+        The plan, and all patterns that were known in the end.
+
+    Raises:
+        InfeasibleError: The GPUs there are, or the watts under the cap, do not suffice.
+    """
     generator = JointGenerator(problem, effort)
-    for plan in others:
-        for machine, pattern in patterns_of(problem, plan):
-            generator.add(machine, pattern)
+    for machine, pattern in known:
+        generator.add(machine, pattern)
     duals = generator.generate(generator.master.relax())
     proof, duals = _proven(generator, duals)
     near = duals.value * _NEAR_RATIO
@@ -74,7 +95,7 @@ def plan_joint(
         whole = _whole(generator, _QUICK_RATIO, math.inf)
     if not _served(whole):
         raise infeasible(problem, duals, whole)
-    return _plan_of(problem, generator, whole, proof, optimal, branched)
+    return _plan_of(problem, generator, whole, proof, optimal, branched), generator.master
 
 
 def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, Pattern]]:
@@ -139,12 +160,24 @@ def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> 
     slack = whole.value - duals.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
         return whole, True, 0.0
+    if slack > abs(whole.value) * _WIDE_RATIO and not generator.problem.slices:
+        whole = _at_its_count(generator, whole)
+        slack = whole.value - duals.value
     complete = generator.enrich(duals, slack)
     again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
     proven = complete and generator.master.divisions_complete and again.status is SolveStatus.OPTIMAL
     return better, proven, min(again.proven, whole.value) if complete else 0.0
+
+
+def _at_its_count(generator: JointGenerator, whole: JointSolution) -> JointSolution:
+    """Whole numbers again, with the patterns that are worth something where there are as many GPUs as now."""
+    gpus = sum(whole.counts.values())
+    at_count = generator.generate(generator.master.relax(gpus), gpus)
+    generator.enrich(at_count, max(whole.value - at_count.value, 0.0))
+    again = _whole(generator, _QUICK_RATIO, math.inf)
+    return again if _served(again) and again.value <= whole.value else whole
 
 
 def _plan_of(
@@ -181,7 +214,12 @@ def _plan_of(
 
 def quality_of(problem: JointProblem) -> Quality:
     """How well the coefficients behind a plan are known; never better than modelled."""
-    return weakest([Quality.MODELLED, *(each.gpu_type.profile.quality for each in problem.fleet)])
+    return quality_of_fleet(problem.fleet)
+
+
+def quality_of_fleet(fleet: Sequence[JointFleet]) -> Quality:
+    """How well the coefficients of GPU types are known; never better than modelled."""
+    return weakest([Quality.MODELLED, *(each.gpu_type.profile.quality for each in fleet)])
 
 
 def value_of(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> float:
