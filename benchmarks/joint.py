@@ -1,4 +1,4 @@
-"""Preset joint: every check of the specification with its figure, or that it is not built yet."""
+"""Preset joint: every check of the specification with its figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import NotRun, Result
+from benchmarks._joint_envelope import add_envelope_checks
 from benchmarks._joint_slices import add_slice_checks
 from benchmarks.provision import APP12
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
@@ -31,9 +32,6 @@ ENERGY = objective_of("energy")
 SMALL = 200
 """Small instances held against brute force."""
 _EQUAL = 1e-5
-NOT_BUILT = {
-    "9": "an envelope over price and load is not built yet",
-}
 
 
 @dataclass
@@ -270,8 +268,7 @@ def run() -> Result:
     warm_replans(checks, plan)
     day_of_switching(checks)
     executed(checks)
-    for number, why in NOT_BUILT.items():
-        checks.add(number, why, None, "not built yet")
+    add_envelope_checks(checks, request())
     order = sorted(range(len(checks.rows)), key=lambda at: int(checks.rows[at][0]))
     return Result(
         "One plan over all knobs (preset joint)",

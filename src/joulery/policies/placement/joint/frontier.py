@@ -42,7 +42,9 @@ class EnvelopeEffort:
         narrowest_ratio: Loads closer to one another are not cut apart: a further GPU is needed somewhere in between.
     """
 
-    joint: JointEffort = field(default_factory=lambda: JointEffort(gaps=(0.03,), near=150, nodes=20_000))
+    joint: JointEffort = field(
+        default_factory=lambda: JointEffort(gaps=(0.03,), near=150, nodes=20_000, wide_ratio=0.01)
+    )
     first: int = 7
     loads: int = 400
     error_ratio: float = 0.004

@@ -42,7 +42,9 @@ class JointEffort:
         near: Patterns added at most, for each machine, because a better plan may need them.
         branchings, seconds: Limits of the solver of whole numbers; a plan that took all the seconds may differ on
             another day.
+        wide_ratio: Optimality is not sought where a plan is above the relaxation by more than this.
         alike_from: From so many services on, those that are alike are planned as one kind.
+        together: Services, or kinds of them, that are planned at once; more are planned in batches.
     """
 
     patience: int = 3
@@ -55,7 +57,9 @@ class JointEffort:
     near: int = 400
     branchings: int = 500
     seconds: float = 20.0
+    wide_ratio: float = 1.0
     alike_from: int = 25
+    together: int = 96
 
 
 class JointProof(NamedTuple):

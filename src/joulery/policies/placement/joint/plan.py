@@ -19,8 +19,9 @@ from joulery.domain.quality import Quality, weakest
 from joulery.policies.placement.highs import SolveStatus
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
+from joulery.policies.placement.joint.in_batches import BATCH, plan_in_batches
 from joulery.policies.placement.joint.master import Duals, JointMaster, JointSolution
-from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, problem_of
+from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, check_request, problem_of
 from joulery.policies.placement.joint.result.assignment import assigned_gpus
 from joulery.policies.placement.joint.result.certificates import certificate_of, in_whole_gpus
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
@@ -59,7 +60,11 @@ def plan_joint(
         ConfigError: No services or types, two services of one name, or a model that no type knows.
     """
     effort = effort or JointEffort()
-    problem = problem_of(grouped(request, effort.alike_from))
+    request = grouped(request, effort.alike_from)
+    if len(request.services) > effort.together and not any(each.sliced for each in request.fleet):
+        check_request(request)
+        return plan_in_batches(request, lambda one: plan_problem(one, effort)[0], min(BATCH, effort.together))
+    problem = problem_of(request)
     known = [pattern for plan in others for pattern in patterns_of(problem, plan)]
     return plan_problem(problem, effort, known)[0]
 
@@ -163,6 +168,8 @@ def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> 
     if slack > abs(whole.value) * _WIDE_RATIO and not generator.problem.slices:
         whole = _at_its_count(generator, whole)
         slack = whole.value - duals.value
+    if slack > abs(whole.value) * generator.effort.wide_ratio:
+        return whole, False, 0.0
     complete = generator.enrich(duals, slack)
     again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
     better = again if _served(again) and again.value <= whole.value else whole

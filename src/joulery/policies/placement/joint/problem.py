@@ -253,7 +253,7 @@ def problem_of(request: JointRequest) -> JointProblem:
         ConfigError: No services or types, two services of one name, or a model that no type knows.
     """
     services, fleet, rules = request.services, request.fleet, request.rules
-    _check(services, fleet, request.power_cap_w)
+    check_request(request)
     check_slices(request)
     machines = tuple(
         ClockedType(index, _held(each, clocked), clocked, rules.max_batch)
@@ -372,7 +372,13 @@ def _explain(service: JointService, types: Sequence[GpuType], rules: Rules) -> N
     )
 
 
-def _check(services: Sequence[JointService], fleet: Sequence[JointFleet], power_cap_w: float | None) -> None:
+def check_request(request: JointRequest) -> None:
+    """Check that a request can be meant.
+
+    Raises:
+        ConfigError: No services or types, two services of one name, a model that no type knows, or a cap that is none.
+    """
+    services, fleet, power_cap_w = request.services, request.fleet, request.power_cap_w
     if not services:
         raise ConfigError("there is nothing to plan", pointer="services", hint="list at least one service")
     if not fleet:
