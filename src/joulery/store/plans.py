@@ -92,15 +92,23 @@ class PlanFile:
             raise self._wrong(f"no such kind of plan: {self.kind}, expected shares, stages or layouts")
         return self._read(read)
 
+    def gpus(self) -> tuple[PlannedGpu, ...]:
+        """The GPUs of a plan of shares or slices, with what is predicted of every instance.
+
+        Raises:
+            DataError: It is no such plan.
+        """
+        if self.kind != "shares":
+            raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
+        return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+
     def shares(self) -> tuple[PlannedGpu, ...]:
         """The GPUs of a plan of shares, with what is predicted of every instance.
 
         Raises:
             DataError: It is no plan of shares, or it cuts GPUs.
         """
-        if self.kind != "shares":
-            raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
-        gpus = self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        gpus = self.gpus()
         if any(gpu.sliced for gpu in gpus):
             raise self._wrong(
                 "the plan puts services on MIG slices, which cannot be taken for shares", "leave measurements out"

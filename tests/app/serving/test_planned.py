@@ -38,8 +38,8 @@ def test_what_is_no_plan(wrong):
 
 def test_every_service_loads_the_variant_the_plan_means(site, tmp_path):
     models = models_of(site, planned(site).gpus, tmp_path)
-    assert {name: model.location for name, model in models.items()} == dict.fromkeys(
-        ("steady", "wide"), "tests.runtime.toy_models:Sum"
+    assert {pair: model.location for pair, model in models.items()} == dict.fromkeys(
+        (("steady", "quick"), ("wide", "heavy")), "tests.runtime.toy_models:Sum"
     )
 
 
