@@ -50,6 +50,6 @@ def test_a_plan_runs_under_mps(tmp_path: Path, nvml: NvmlFake) -> None:
 
 def test_a_plan_takes_mps_or_mig() -> None:
     site = SimpleNamespace(fleet=SimpleNamespace(devices=[GpuDeviceConfig(mode="mps"), GpuDeviceConfig(gpu=1)]))
-    with pytest.raises(ConfigError, match=r"shares of GPUs, .*takes MPS, or slices") as caught:
+    with pytest.raises(ConfigError, match="takes MPS, or slices") as caught:
         _divided(cast(Any, site), cast(Any, None))
     assert caught.value.pointer == "fleet.devices.1.mode"

@@ -171,8 +171,7 @@ def test_corrections_that_no_longer_fit_together_are_not_kept():
     names = ("a", "b")
     gpus = (gpu(instance("a", 0.5), instance("b", 0.45)),)
     before, after = (
-        PlanInForce.of(gpus, ((0,),), models(names), dict.fromkeys(names, Slo(0.04, 0.9)))
-        for _ in range(2)
+        PlanInForce.of(gpus, ((0,),), models(names), dict.fromkeys(names, Slo(0.04, 0.9))) for _ in range(2)
     )
     before.switched_s.update({"a/0": 1.0, "b/0": 2.0})
     after.keep_corrections(before)

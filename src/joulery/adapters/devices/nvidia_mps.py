@@ -101,12 +101,13 @@ class NvidiaMps:
             raise CapabilityError(f"the MPS daemon of {self.device} does not answer: {error}") from error
 
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
-        """What a process needs in its environment to run with a share of this GPU's SMs."""
+        """What a process needs in its environment to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
+        limit = (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),)
         return (
             ("CUDA_VISIBLE_DEVICES", self._uuid),
             (DEVICE, "cuda"),
             *self._directories().items(),
-            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),
+            *(limit if self._is_whole or share_ratio < 1 else ()),
         )
 
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
