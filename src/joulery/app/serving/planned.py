@@ -150,7 +150,7 @@ async def follow_site(
 
     A plan that fails is a warning of the session; the old plan then stays in force.
 
-    A joint plan is also made again when its services' rates or their batches' times are not as planned.
+    A joint plan is also made again when rates, batches' times or the carbon intensity are not as planned.
 
     Args:
         session: The running services.
@@ -170,7 +170,8 @@ async def follow_site(
         if not cause or (site is None and joint is None):
             continue
         try:
-            await _go_over(session, control, loads, site or session.site, gate, cache, joint, cause)
+            known = session.site if joint is None else joint.site
+            await _go_over(session, control, loads, site or known, gate, cache, joint, cause)
         except JouleryError as error:
             session.warn(f"the old plan runs on: {error}")
 
@@ -187,6 +188,10 @@ async def _go_over(
 ) -> None:
     running = control.plan
     gpus = await asyncio.to_thread(lambda: _next(site, running) if joint is None else joint.next(site, cause))
+    if gpus is None:
+        assert joint is not None  # a plan of shares always follows
+        joint.stay(unix_s())
+        return
     before = {one.watched.workload for one in running.replicas}
     added = [
         _running(site, config, gpus, cache, running.shared)
@@ -195,7 +200,8 @@ async def _go_over(
     ]
     gate.metrics.add([one.name for one in added])
     slos = {config.name: config.slo.as_slo() for config in site.services}
-    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause)
+    why = "" if joint is None else joint.why
+    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause, why)
     if joint is not None:
         joint.taken_over()
     session.relabel()

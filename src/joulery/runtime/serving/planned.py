@@ -115,6 +115,7 @@ class PlanControl:
         models: Models,
         slos: Mapping[str, Slo],
         cause: str = "services",
+        why: str = "",
     ) -> None:
         """Go over to another plan: what it leaves as it is runs on untouched.
 
@@ -124,6 +125,7 @@ class PlanControl:
             models: What is loaded, by service and variant.
             slos: Each service's SLO from now on.
             cause: Why: ``services``, ``load``, ``intensity`` or ``latency``.
+            why: The same in words; empty where the cause says it all.
 
         Raises:
             JouleryError: It cannot be run; the old plan runs on.
@@ -142,7 +144,7 @@ class PlanControl:
                 plan = PlanInForce.of(gpus, cores, models, slos, shared, cut)
                 plan.keep_corrections(self.plan)
                 self.bound_clocks((self.plan, plan))
-                reason = f"{counts}: {plan.summary()}"
+                reason = f"{counts}: {plan.summary()}" + (f"; {why}" if why else "")
                 decision = Decision(RUN_PLAN, "plan", plan.summary(), "follow", reason, cause=cause)
                 detail = await self._apply(plan)
             except JouleryError as error:
