@@ -70,21 +70,8 @@ def test_a_session_that_is_killed_gives_slices_back(tmp_path: Path, nvml: NvmlFa
         assert up.survivors() == []
 
 
-@pytest.mark.parametrize(
-    ("board", "devices", "said"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "", "CPU cores cannot stand for those"),
-        ("NVIDIA A100-SXM4-40GB", "{gpu: 0, mode: mps}", "GPUs cut into MIG slices"),
-        ("NVIDIA A30", "{gpu: 0, mode: mig}", "NVIDIA A30) has no MIG profile '1g.5gb'"),
-        ("Tesla V100-SXM2-16GB", "{gpu: 0, mode: mig}", "gpu:0 (Tesla V100-SXM2-16GB) does not support this"),
-    ],
-)
-def test_where_no_gpu_can_be_cut_so_one_error_says_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, devices: str, said: str
-) -> None:
-    with gpu_machine(tmp_path, monkeypatch, gpu(board, idle_w=50.0)) as nvml:
-        site = sliced_site(tmp_path, sliced_service("one", 76, 30), devices=devices)
-        with Up(site, tmp_path) as up:
-            code, _, complaint = up.end()
-        assert code != 0 and said in complaint and complaint.count("joulery:") == 1, complaint
-        assert nvml.boards[0]["mig"] == [0, 0]
+def test_where_no_gpu_can_be_cut_one_error_says_it_before_anything_is_set(tmp_path: Path, nvml: NvmlFake) -> None:
+    with Up(sliced_site(tmp_path, sliced_service("one", 76, 30), devices=""), tmp_path) as up:
+        code, _, complaint = up.end()
+    assert code != 0 and "CPU cores cannot stand for those" in complaint and "mode: mig" in complaint
+    assert complaint.count("joulery:") == 1 and nvml.layout() == UNCUT

@@ -60,7 +60,7 @@ def test_slices_take_gpus_that_may_be_cut_and_shares_those_that_may_not():
     with pytest.raises(CapabilityError, match="cut into MIG slices") as caught:
         devices_for((CUT, CUT), DEVICES, {"gpu:1"})
     assert "mode: mig" in caught.value.hint
-    with pytest.raises(CapabilityError, match="GPUs shared under MPS"):
+    with pytest.raises(CapabilityError, match="share under MPS"):
         devices_for((SHARED, SHARED), DEVICES, {"gpu:1", "gpu:2"})
 
 
@@ -95,5 +95,7 @@ def test_a_gpu_in_use_is_never_cut_anew():
     assert kept_places(plan, (fewer, SHARED), (0, 1)) == {0: (1,), 1: (0,)}, "its slices are there"
     assert kept_places(plan, (other,), (None,)) == {0: (1,)}, "another service's slice does as well"
     assert kept_places(plan, (larger,), (0,)) == {}, "it needs another GPU"
-    with pytest.raises(CapabilityError):
-        devices_for((larger, CUT), DEVICES, {"gpu:1"}, {1: (1,)})
+    assert devices_for((larger,), DEVICES, {"gpu:1", "gpu:2"}, running=(0, 1)) == ((2,),)
+    with pytest.raises(CapabilityError, match="none in use"):
+        devices_for((larger,), DEVICES, {"gpu:1"}, running=(0, 1))
+    assert devices_for((SHARED,), DEVICES, {"gpu:1"}, running=(0, 1)) == ((0,),), "shares are changed in place"

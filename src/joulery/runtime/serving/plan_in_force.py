@@ -270,7 +270,11 @@ def cores_for(
 
 
 def devices_for(
-    gpus: Sequence[PlannedGpu], names: Sequence[str], cut: Collection[str], kept: Mapping[int, tuple[int, ...]] = {}
+    gpus: Sequence[PlannedGpu],
+    names: Sequence[str],
+    cut: Collection[str],
+    kept: Mapping[int, tuple[int, ...]] = {},
+    running: Collection[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
     """The GPU of this machine that stands for each GPU of a plan, by its index in ``names``.
 
@@ -282,6 +286,7 @@ def devices_for(
         names: GPUs of this machine.
         cut: Those that may be cut.
         kept: GPUs of the plan that go on, with what they are on.
+        running: GPUs of this machine that another plan runs on meanwhile: none of them is cut anew.
 
     Raises:
         CapabilityError: There are not enough of a kind.
@@ -289,6 +294,7 @@ def devices_for(
     free = {kind: [at for at, name in enumerate(names) if (name in cut) == (kind == MIG)] for kind in (MIG, MPS)}
     for (taken,) in kept.values():
         free[MIG if names[taken] in cut else MPS].remove(taken)
+    free[MIG] = [at for at in free[MIG] if at not in running]
     found = dict(kept)
     missing: Counter[str] = Counter()
     order = sorted((at for at in range(len(gpus)) if at not in kept), key=lambda at: len(kinds_for(gpus[at])))
@@ -301,7 +307,8 @@ def devices_for(
             found[at] = (free[kind].pop(0),)
     if missing:
         kind, count = next(iter(missing.items()))
-        what = "GPUs cut into MIG slices" if kind == MIG else "GPUs shared under MPS"
+        idle = " that nothing runs on, for none in use is cut anew" if running else ""
+        what = f"GPUs to cut into MIG slices{idle}" if kind == MIG else "GPUs to share under MPS"
         raise CapabilityError(
             f"the plan has {len(gpus)} GPUs, which takes {count} GPUs more than may be used here: {what}",
             resource="GPUs",

@@ -138,7 +138,7 @@ class PlanControl:
             try:
                 shared, cut = self.plan.shared, self.plan.cut
                 if shared:
-                    cores = devices_for(gpus, shared, cut, kept)
+                    cores = devices_for(gpus, shared, cut, kept, [at for mine in self.plan.cores for at in mine])
                 else:
                     cores = cores_for(gpus, self._all_cores, self._size, kept)
                 plan = PlanInForce.of(gpus, cores, models, slos, shared, cut)
