@@ -1,6 +1,7 @@
 """A variant that joins a running service: loaded once, timed, and planned by the one next to it."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,15 @@ def test_cpu_seconds_say_how_long_a_model_takes_that_computes():
         mine, other = made.entry("third", piece), made.entry("large", piece)
         assert mine.loaded.mean_s == pytest.approx(2.0 * other.loaded.mean_s)
         assert mine.energy_j == pytest.approx(2.0 * other.energy_j)
+
+
+def test_a_busy_machine_hides_no_model_that_computes():
+    """Half of the other's requests were preempted for long; so were those of the variant that joins."""
+    slow = Timings([0.011, 0.2] * 5, [0.01] * 10)
+    entries = [replace(one, alone=slow) if one.variant == "large" else one for one in profile().entries]
+    busy = JoiningTimes(ONE, Timings([0.3, 0.02] * 5, [0.02] * 9 + [0.08]))
+    made, words = with_joined(replace(profile(), entries=tuple(entries)), "third", SUM, "large", busy)
+    assert "CPU time" in words and made.entry("third", ONE).loaded.mean_s == pytest.approx(0.022)
 
 
 def test_another_server_is_planned_by_its_times_and_its_stated_power():

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
+import numpy as np
+
 from joulery.app.profiling.inputs import inputs_for
 from joulery.app.profiling.upstreams import stated_w
 from joulery.app.wiring.engine import local_engine, upstream_engine
@@ -32,8 +34,9 @@ WARM_UP, REQUESTS = 3, 10
 """Requests that a joining variant answers before it joins: not timed, and timed."""
 _PRIORITY = 10
 """Niceness of a worker that is timed beside those that serve."""
-_CPU_BOUND = 0.5
-"""Share of a request's time in which a model computes, above which its CPU seconds say how long it takes."""
+_CPU_BOUND, _QUICK = 0.5, 0.1
+"""Share of a quick request's time in which a model computes, above which its CPU seconds say how long it takes; and the
+quantile that is quick."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,13 +122,14 @@ def with_joined(
     if found is None:
         return stretched(profile, variant, like, 1.0, watts), f"{variant} is planned as if it took the times of {like}"
     known = profile.entry(like, found.piece).alone
-    computes = known.mean_cpu_s >= _CPU_BOUND * known.mean_s and model.kind is not ModelKind.REMOTE
-    ratio = found.times.mean_cpu_s / known.mean_cpu_s if computes else found.times.mean_s / known.mean_s
+    # Other programs lengthen the times of some requests: the quickest tell a model that computes from one that waits.
+    computes = model.kind is not ModelKind.REMOTE and known.mean_cpu_s >= _CPU_BOUND * known.quantile_s(_QUICK)
     what = "CPU time" if computes else "time"
-    took_s = found.times.mean_cpu_s if computes else found.times.mean_s
+    took_s, known_s = (float(np.median(times.cpu_s if computes else times.service_s)) for times in (found.times, known))
+    ratio = took_s / known_s if known_s > 0 else 0.0
     if not ratio > 0:
         return stretched(profile, variant, like, 1.0, watts), f"{variant} is planned as if it took the times of {like}"
     return stretched(profile, variant, like, ratio, watts), (
-        f"{variant} took {1e3 * took_s:.3g} ms of {what} for each of {len(found.times)} requests and is planned with "
+        f"{variant} took {1e3 * took_s:.3g} ms of {what} a request (median of {len(found.times)}) and is planned with "
         f"the times of {like} times {ratio:.2f}"
     )

@@ -225,7 +225,7 @@ class _Start:
         trials = chosen.trials
         sampling = None if trials is None else LiveSample(setup.name, trials.confidence_ratio, trials.warm_up_s)
         load = self.site.load_of(config)
-        return RunningService(setup, chosen, obtained.profile, window, load, obtained.source, sampling)
+        return RunningService(setup, chosen, chosen.predictor.profile, window, load, obtained.source, sampling)
 
     def _timing(self, engine: Engine) -> TimeJoining | None:
         """Times a variant that is to join a service; None on GPUs and clusters, where nothing is loaded on trial."""
