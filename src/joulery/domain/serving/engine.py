@@ -138,8 +138,6 @@ class ReplicaSpec:
                 pointer=self.service,
                 got=f"batch {self.batch}, {self.max_delay_s:g} s",
             )
-        if self.warm and self.batch > 1:
-            raise ConfigError("a replica that batches requests runs one variant", pointer=self.service)
         if self.cores and len(self.cores) != self.slice.cores:
             raise ConfigError(
                 f"a slice of {self.slice.cores} cores cannot be bound to {len(self.cores)}", pointer=self.service
@@ -350,6 +348,7 @@ class RequestRecord(NamedTuple):
         service_s, cpu_s: Seconds and CPU seconds in the replica; 0 when it reached none.
         attempts: How many replicas tried.
         energy: What it was charged; None where unknown.
+        batch: How many requests were answered together.
     """
 
     service: str
@@ -363,6 +362,7 @@ class RequestRecord(NamedTuple):
     cpu_s: float
     attempts: int
     energy: EnergyShare | None
+    batch: int = 1
 
     @property
     def latency_s(self) -> float:

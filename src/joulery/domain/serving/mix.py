@@ -109,7 +109,7 @@ OWN = VariantMix()
 
 
 class MixCounter:
-    """Chooses the variant of each request so that the shares of a mix are kept to within one request.
+    """Chooses the variant of each request so that the shares of a mix are kept to within one request, or one batch.
 
     Attributes:
         mix: The mix in force; may be replaced between two requests.
@@ -119,25 +119,26 @@ class MixCounter:
         self.mix = mix
         self._due: dict[str, float] = {}
 
-    def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float) -> str:
-        """The variant that answers the next request.
+    def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float, requests: int = 1) -> str:
+        """The variant that answers the next request, or the next batch.
 
         Args:
             own: The replica's own variant; it takes the share that no other has, or that is not loaded.
             warm: Variants that the replica keeps loaded beside its own.
             waiting: Requests that wait behind this one.
             oldest_wait_s: Seconds that the oldest of them has waited; 0 for none.
+            requests: In the batch.
         """
         weights = self.mix.weights(waiting, oldest_wait_s)
         if not weights:
             return own
         due, rest = self._due, 1.0
         for name, share in weights:
-            due[name] = due.get(name, 0.0) + share
+            due[name] = due.get(name, 0.0) + share * requests
             rest -= share
-        due[""] = due.get("", 0.0) + max(rest, 0.0)
+        due[""] = due.get("", 0.0) + max(rest, 0.0) * requests
         chosen = max((*(name for name, _ in weights), ""), key=due.__getitem__)
-        due[chosen] -= 1.0
+        due[chosen] -= requests
         return chosen if chosen in warm else own
 
 

@@ -218,11 +218,10 @@ def compared(served: ServedService) -> Counterfactual | None:
         return None
     instances = {layout: predictor.instances(layout) for _, layout in served.layouts}
     ran: list[tuple[float, Sequence[SliceProfile]]] = [(at_s, instances[layout]) for at_s, layout in served.layouts]
-    names = served.requests.variants
     modelled = compare(
         CounterfactualAnswers(
             answered["arrival_s"],
-            [names[code] for code in answered["variant"].tolist()],
+            [served.requests.variants[code] for code in answered["variant"].tolist()],
             answered["cpu_s"],
             answered["end_s"] - answered["arrival_s"],
             _intensities(served, answered),
@@ -233,6 +232,7 @@ def compared(served: ServedService) -> Counterfactual | None:
         overhead_s=predictor.overhead_s,
         seed=served.seed,
         shadow=served.shadow,
+        batch_delay_s=predictor.batch_delay_s,
     )
     if served.measured is None:
         return modelled

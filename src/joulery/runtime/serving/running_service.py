@@ -39,6 +39,8 @@ class ServiceSetup:
         candidates: The layouts to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
         slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
+        max_batch: Requests that a replica may answer together.
+        batch_delay_s: How long a batch that is not full waits for more requests.
     """
 
     name: str
@@ -51,6 +53,8 @@ class ServiceSetup:
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
     slice_assignment: SliceAssignment = field(default_factory=dict)
+    max_batch: int = 1
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +86,12 @@ class PolicyBinding:
     loaded: tuple[str, ...] = ()
     replica_bytes: int = 0
     shares: Weights = ()
+
+    @property
+    def batches(self) -> dict[tuple[str, Slice], int]:
+        """Requests that a variant answers together on a slice, where that is more than one."""
+        entries = self.predictor.profile.entries
+        return {(entry.variant, entry.slice): entry.max_batch for entry in entries if entry.batches}
 
     @property
     def driven(self) -> ServicePolicy | AuditedPolicy | TrafficSplit:

@@ -6,6 +6,7 @@ Replicas are started and ended by the engine; they report here when they become 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,8 @@ class ServiceQueue:
             start_s, variant = unix_s(), ticket.variant or server.variant
             if server.warm and not ticket.variant:
                 waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
-                variant = self._steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
+                waiting, size = self.queue.waiting, len(calls)
+                variant = self._steering.choose(server.variant, server.warm, waiting, waited_s, size)
             for call in calls:
                 call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
@@ -327,7 +329,9 @@ def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
 
 
 def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
-    """The answer of each request of a batch; CPU time in equal parts, time in full.
+    """The answer of each request of a batch; CPU time by rows, time in full.
+
+    The parts of the CPU time sum to the batch's exactly (:func:`math.fsum`).
 
     Raises:
         DataError: The batch failed, or cannot be split.
@@ -336,9 +340,25 @@ def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
         return [frame]
     if "e" in frame.header:
         raise DataError(str(frame.header["e"]))
-    header = {**frame.header, "c": frame.header["c"] / len(calls)}
     rows = [len(next(iter(call.request.inputs.values()))) for call in calls]
-    return [Frame(header, tensors) for tensors in _split(frame.tensors, rows)]
+    parts = divided(frame.header["c"], rows)
+    tensors = _split(frame.tensors, rows)
+    return [Frame({**frame.header, "c": part}, mine) for part, mine in zip(parts, tensors, strict=True)]
+
+
+def divided(total: float, rows: Sequence[int]) -> list[float]:
+    """A batch's CPU time in parts by rows that sum to it exactly (:func:`math.fsum`); equal parts where it has no rows.
+
+    Args:
+        total: CPU seconds of the batch.
+        rows: Rows of each request.
+    """
+    weights = rows if any(rows) else [1] * len(rows)
+    every = sum(weights)
+    parts = [total * (weight / every) for weight in weights]
+    largest = max(range(len(parts)), key=lambda index: weights[index])
+    parts[largest] = math.fsum([total, *(-part for index, part in enumerate(parts) if index != largest)])
+    return parts
 
 
 def _response(
