@@ -28,6 +28,7 @@ from joulery.app.wiring.cluster import (
     local_backend,
     machine_slots,
     one_cluster,
+    priority_step,
     site_intensity,
 )
 from joulery.config.jobs import JobsConfig
@@ -36,6 +37,7 @@ from joulery.config.site import Mode, Site
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import ClusterBackend
+from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.decisions import CLEANER
 from joulery.runtime.schedule.expected import expected_starts
@@ -66,7 +68,7 @@ class ScheduleRequest:
 
     Attributes:
         site: The site file.
-        backend: ``local`` or ``slurm``.
+        backend: ``local``, ``slurm`` or ``kueue``.
         mode: advise, shadow or act.
         once: One round and its actions instead of a loop.
         argv: The command line, for the manifest.
@@ -140,6 +142,8 @@ def _scheduler(
     jobs = jobs_of(site)
     if journal.damaged:
         note(f"{journal.path.name}: {journal.damaged} damaged lines are left out")
+    if jobs.backend == "kueue" and jobs.policy.kind in LEAN:
+        note(f"policy {jobs.policy.kind} limits no GPU's power beside Kueue: it orders jobs alone")
     return Scheduler(
         backend,
         green_policy(jobs),
@@ -155,7 +159,7 @@ def _scheduler(
             least_run_s=min(_LEAST_RUN_S, jobs.quantum_s / 4) if jobs.least_run_s is None else jobs.least_run_s,
             start_s=jobs.start_within_s,
         ),
-        priority_step=jobs.slurm.priority_step if jobs.backend == "slurm" else 0.0,
+        priority_step=priority_step(jobs),
     )
 
 
@@ -229,9 +233,11 @@ def submit_job(
         limit_s: Longest time it runs on ``min_slots``.
 
     Raises:
-        ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
+        ConfigError: The jobs are a cluster's, or this machine has fewer slots than ``min_slots``.
     """
     jobs = jobs_of(one_cluster(site, None))
+    if jobs.backend == "kueue":
+        raise ConfigError("jobs of Kueue are submitted with kubectl", hint="see docs/how-to/kueue.md")
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/how-to/slurm.md")
     slots = len(machine_slots(jobs.slots))
@@ -248,10 +254,14 @@ def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
     """End a job of this machine for good and return its state.
 
     Raises:
-        ConfigError: The jobs are Slurm's.
+        ConfigError: The jobs are a cluster's.
         ActuationError: There is no such job, or it is over.
     """
     jobs = jobs_of(one_cluster(site, cluster))
+    if jobs.backend == "kueue":
+        raise ConfigError(
+            "jobs of Kueue are cancelled with kubectl", got=f"--cancel {job}", hint="kubectl delete job NAME"
+        )
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are cancelled with scancel", got=f"--cancel {job}", hint=f"scancel {job}")
     return local_backend(jobs).cancel(job)

@@ -39,6 +39,7 @@ from joulery.runtime.schedule.decisions import (
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.free_slots import FreeSlots
 from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
     SchedulerState,
@@ -55,8 +56,6 @@ COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
 
 
-_PAUSE_S = 300.0
-"""Without the rights to change jobs nothing is tried for this long."""
 _REFUSED_QUANTA = 4
 _PATIENCE_QUANTA = 3
 _LEAST_PROGRESS = 0.02
@@ -140,6 +139,7 @@ class Scheduler:
         self._check_policy()
         self._looked_s, self._compact_bytes = math.nan, COMPACT_BYTES
         self._first, self._pause_end_s = True, -math.inf
+        self._reader = SnapshotReader(backend, log)
         self._shadowed: dict[int, ClusterAction] = {}
         self._fitting: dict[int, bool] = {}
         self._grams_of: dict[str, str] = {}
@@ -155,12 +155,10 @@ class Scheduler:
             round_now: Make a round even if none is due.
         """
         tick = TickResult()
-        try:
-            tick.snapshot = snapshot = self._backend.snapshot()
-        except (CapabilityError, DataError) as error:
-            self._log("unreachable", {"text": str(error)})
+        if (snapshot := self._reader.read(now_s)) is None:
             self._looked_s = math.nan
             return tick
+        tick.snapshot = snapshot
         if self._first:
             self._first = False
             for planned in orphaned_holds(snapshot, frozenset(j.id for j in snapshot.jobs if self.state.knows(j.id))):
@@ -180,12 +178,12 @@ class Scheduler:
             self.record("plan", **plan_event(self.state, **changes))
         tick.reorder = self._queue_new(snapshot, now_s) or tick.round
         self._adopt(snapshot)
-        paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
+        paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
             self._act(snapshot, now_s, tick)
             if tick.refused:
-                self._pause_end_s = now_s + _PAUSE_S
-                self._log("note", {"text": f"no rights: nothing is tried for {_PAUSE_S:g} s. {tick.refused}"})
+                self._pause_end_s = now_s + PAUSE_S
+                self._log("note", {"text": f"no rights: nothing is tried for {PAUSE_S:g} s. {tick.refused}"})
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -456,7 +454,7 @@ def release_all(backend: ClusterBackend) -> list[int]:
             f"{len(left)} jobs stay held",
             applied=tuple(f"released {job}" for job in released),
             left_dirty=tuple(left),
-            hint="scontrol release JOB",
+            hint="scontrol release JOB; with Kueue: kubectl edit workload NAME, spec.active: true",
         )
     return released
 
