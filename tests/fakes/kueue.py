@@ -23,6 +23,8 @@ import httpx
 
 GPU = "nvidia.com/gpu"
 ROOT = "/apis/kueue.x-k8s.io"
+REFUSED = " ".join(("couldn't assign flavors to", "pod", "set main"))
+"""How Kueue's refusals begin."""
 ALL_RIGHTS = frozenset(
     {("list", kind) for kind in ("workloads", "clusterqueues", "localqueues", "resourceflavors")}
     | {("get", "workloads"), ("patch", "workloads")}
@@ -378,7 +380,7 @@ class FakeKueue:
                 self.containers[self._uid(workload)] = 1
                 return True
             said.append(f"insufficient unused quota for {GPU} in flavor {one['name']}, {int(lacking)} more needed")
-        message = f"couldn't assign flavors to pod set main: {', '.join(said)}"
+        message = f"{REFUSED}: {', '.join(said)}"
         self._set(workload, "QuotaReserved", False, "Pending", message)
         return False
 

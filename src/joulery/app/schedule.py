@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.accounting.forecasts import JobForecast, coverage
 from joulery.accounting.training_jobs import MeasureRules
 from joulery.adapters.clusters.local import LocalBackend
 from joulery.app.limits_config import LimitsConfig, limits_config
@@ -40,7 +41,7 @@ from joulery.domain.ports import ClusterBackend
 from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.decisions import CLEANER
-from joulery.runtime.schedule.expected import expected_starts
+from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
 from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
@@ -288,24 +289,44 @@ def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
     folder = jobs.state.absolute()
     state = live_state(folder)
     ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
-    line = _line(snapshot.jobs, state)
-    starts = expected_starts(snapshot, state, line, time.time())
+    line, now_s = waiting_line(snapshot.jobs, state), time.time()
+    starts = expected_starts(snapshot, state, line, now_s)
+    made = job_forecasts(snapshot, state, math.nan, now_s)
     return [
         {
             **_row(job, state, ended.get(job.id, {})),
             **_wait(job, state, line),
             "expected_start_s": starts.get(job.id),
+            **_expected(made.get(job.id, ()), now_s),
             "deadline_s": job.deadline_s if math.isfinite(job.deadline_s) else None,
         }
         for job in snapshot.jobs
     ]
 
 
-def _line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[ClusterJob]:
-    """The waiting jobs in the order in which they start: those of the plan, then the other ranked ones."""
-    waiting = {job.id: job for job in jobs if job.state is JobState.WAITING and not job.exempt}
-    ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
-    return [waiting[job] for job in dict.fromkeys(ranked) if job in waiting]
+def _expected(made: Sequence[JobForecast], now_s: float) -> dict[str, float | None]:
+    """Interval of the start, and the expected end with its interval, Unix seconds; None where unknown."""
+    by_kind = {forecast.kind: forecast for forecast in made}
+    unknown = JobForecast("end", now_s, math.nan)
+    start, end = by_kind.get("start", unknown), by_kind.get("end", unknown)
+    after_s = {
+        "expected_start_low_s": start.low,
+        "expected_start_high_s": start.high,
+        "expected_end_s": end.amount,
+        "expected_end_low_s": end.low,
+        "expected_end_high_s": end.high,
+    }
+    return {name: None if math.isnan(seconds) else now_s + seconds for name, seconds in after_s.items()}
+
+
+def forecast_coverage(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
+    """How good the scheduler's forecasts were, one row for each kind.
+
+    Raises:
+        ConfigError: There is no such cluster, or the site lists several and none is named.
+    """
+    folder = jobs_of(one_cluster(site, cluster)).state.absolute()
+    return [row.as_dict() for row in coverage(live_state(folder).scores)]
 
 
 def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) -> dict[str, Any]:

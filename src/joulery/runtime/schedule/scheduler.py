@@ -37,6 +37,7 @@ from joulery.runtime.schedule.decisions import (
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
+from joulery.runtime.schedule.expected import new_forecasts, outcomes
 from joulery.runtime.schedule.free_slots import FreeSlots
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
@@ -45,9 +46,11 @@ from joulery.runtime.schedule.state import (
     SchedulerState,
     apply_event,
     compacted,
+    forecast_event,
     job_document,
     plan_event,
     replay,
+    scored_fields,
     tallies_event,
 )
 from joulery.store.journal import Journal, read_back
@@ -56,6 +59,7 @@ COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
 
 
+_MEASUREMENTS = ("tallies", "forecast", "scored")
 _REFUSED_QUANTA = 4
 _PATIENCE_QUANTA = 3
 _LEAST_PROGRESS = 0.02
@@ -171,6 +175,7 @@ class Scheduler:
         tick.snapshot = snapshot = self._judged(snapshot, now_s)
         self._close_month(now_s)
         self._count(snapshot, now_s, elapsed_s)
+        self._check_forecasts(snapshot, now_s)
         self._forget(snapshot)
         if round_now or self._due(now_s):
             tick.round = True
@@ -180,6 +185,10 @@ class Scheduler:
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
+            if tick.round and self._mode is Mode.ACT:
+                g_per_kwh = self._intensity.grid(now_s).mean_g_per_kwh
+                for job, forecast in new_forecasts(snapshot, self.state, g_per_kwh, now_s):
+                    self.record(**forecast_event(job, forecast))
             self._act(snapshot, now_s, tick)
             if tick.refused:
                 self._pause_end_s = now_s + PAUSE_S
@@ -195,7 +204,8 @@ class Scheduler:
         Decisions are on the disk before they are acted on; measurements are, with the next decision.
         """
         journaled = self._mode is not Mode.ADVISE
-        event = self._journal.append(kind, sync=kind != "tallies", **fields) if journaled else read_back(kind, fields)
+        sync = kind not in _MEASUREMENTS
+        event = self._journal.append(kind, sync=sync, **fields) if journaled else read_back(kind, fields)
         self.state = apply_event(self.state, event)
 
     def _check_policy(self) -> None:
@@ -340,6 +350,12 @@ class Scheduler:
         if job.progress_ratio < before.progress_ratio / 2 and job.restarts:
             self.record("unsaved", job=job.id)
             self._log("note", {"text": f"job {job.id} saves no progress: it is not stopped again", "job": job.id})
+
+    def _check_forecasts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Record and log what became of forecasts."""
+        for known in outcomes(snapshot, self.state, now_s):
+            self.record("scored", job=known.job, **scored_fields(known.score))
+            self._log("forecast", known.as_dict())
 
     def _forget(self, snapshot: ClusterSnapshot) -> None:
         """Jobs that are over, or that the cluster no longer knows, leave the state; their cost goes to the log."""

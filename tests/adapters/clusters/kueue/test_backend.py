@@ -16,7 +16,7 @@ from joulery.adapters.clusters.kueue.backend import KueueBackend, KueueScope
 from joulery.adapters.clusters.kueue.rights import NEEDED, kueue_rights
 from joulery.domain.cluster import ClusterJob, Hold, JobState, Release, Split, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
-from tests.fakes.kueue import ALL_RIGHTS, FakeKueue
+from tests.fakes.kueue import ALL_RIGHTS, REFUSED, FakeKueue
 
 
 def api_of(fake: FakeKueue, token: Callable[[], str] = lambda: "token") -> KubernetesApi:
@@ -147,13 +147,11 @@ def test_the_verdict_is_kueues_and_an_old_one_says_nothing() -> None:
         return job.blocked, job.judged
 
     assert said("Inadmissible", "LocalQueue q doesn't exist") == ("LocalQueue q doesn't exist", False)
-    lacks = "couldn't assign flavors to pod set main: insufficient unused quota for {} in flavor a, 1 more needed"
+    lacks = REFUSED + ": insufficient unused quota for {} in flavor a, 1 more needed"
     assert said("Pending", lacks.format("cpu"))[1] is False
     both = f"{lacks.format('nvidia.com/gpu')}, insufficient unused quota for cpu in flavor a, 4 more needed"
     assert said("Pending", both) == (both, False)
-    other = (
-        "couldn't assign flavors to pod set main: flavor b doesn't match node affinity, insufficient unused quota for"
-    )
+    other = f"{REFUSED}: flavor b doesn't match node affinity, insufficient unused quota for"
     assert said("Pending", f"{other} nvidia.com/gpu in flavor a, 1 more needed") == ("", True)
     assert said("Pending", lacks.format("nvidia.com/gpu") + ". Pending the preemption of 1 workload(s)") == ("", False)
     assert said("WaitingForQuota", "") == ("", True)
