@@ -386,7 +386,8 @@ class GenerationTask:
         share = _sum(self._energy)
         energy_j = None if share is None else share.energy_j
         work_s = self.forecast.service_s if took_s is None else took_s
-        service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
+        tokens = usage.completion if known else 0
+        service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j, tokens)
         service.keep(self.request, usage.completion)
 
     def _work_s(self) -> float:
