@@ -244,6 +244,7 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
             for each in known.get("slices", ())
         ),
         cuts=tuple(CertifiedCut(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())),
+        alike=tuple(tuple(names) for names in known.get("alike", ())),
     )
 
 

@@ -111,6 +111,7 @@ class SitePlan:
             document["simulation"] = {
                 "truth": self.verdict.truth,
                 "seeds": self.verdict.seeds,
+                **({"layouts": self.verdict.layouts} if self.verdict.layouts else {}),
                 "power_w": self.verdict.power_w,
                 "tail_ratio": {name: finite(ratio) for name, ratio in self.verdict.tail_ratio.items()},
                 "violations": list(self.verdict.violated),
