@@ -36,19 +36,20 @@ class MpsRefused(Exception):  # noqa: N818 - what the daemon said
 
 
 class NvidiaMps:
-    """The MPS daemon of one board. Implements :class:`joulery.domain.ports.Device`.
+    """The MPS daemon of one board, or of one MIG instance of it. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
         folder: Where daemons keep their pipes and logs; a folder of this user in the system's temporary one when None.
+        instance: UUID of the MIG instance of it that processes share; empty for the whole board.
 
     Raises:
         CapabilityError: No driver, or the program of the daemon is not installed.
         ConfigError: No such board.
     """
 
-    def __init__(self, gpu: int | str = 0, nvml: Any = None, folder: str | None = None) -> None:
+    def __init__(self, gpu: int | str = 0, nvml: Any = None, folder: str | None = None, instance: str = "") -> None:
         program = shutil.which(PROGRAM)
         if program is None:
             raise CapabilityError(
@@ -58,13 +59,14 @@ class NvidiaMps:
             )
         self._program = program
         self._board: NvidiaBoard = open_board(gpu, nvml)
-        self.device = self._board.device
+        self._uuid = instance or self._board.uuid
+        self.device = f"{self._board.device}/{instance}" if instance else self._board.device
         base = Path(folder) if folder else Path(tempfile.gettempdir()) / f"joulery-mps-{os.getuid()}"
-        self._folder = base / self._board.uuid
+        self._folder = base / self._uuid
 
     def capability(self) -> DeviceCapability:
         """Whether this machine supports MPS shares; they need no privileges."""
-        cut = self._is_cut()
+        cut = self._is_whole and self._is_cut()
         return DeviceCapability(
             device=self.device,
             name=self._board.name,
@@ -108,17 +110,18 @@ class NvidiaMps:
         self._board.require_room(shared=True)
 
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
-        """What a process needs in its environment to run with a share of this GPU's SMs."""
+        """What a process needs in its environment to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
+        limit = (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),)
         return (
-            ("CUDA_VISIBLE_DEVICES", self._board.uuid),
+            ("CUDA_VISIBLE_DEVICES", self._uuid),
             (DEVICE, "cuda"),
             *self._directories().items(),
-            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),
+            *(limit if self._is_whole or share_ratio < 1 else ()),
         )
 
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
         """Start the daemon, tell it the share, or end it."""
-        if wanted.running and self._is_cut():
+        if wanted.running and self._is_whole and self._is_cut():
             raise CapabilityError(
                 f"{self.device} is partitioned (MIG mode is on); MPS shares whole GPUs", resource=self.device
             )
@@ -203,7 +206,7 @@ class NvidiaMps:
         Raises:
             MpsRefused: It failed, or took too long.
         """
-        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": self._board.uuid, **self._directories()}
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": self._uuid, **self._directories()}
         # Into a file, not a pipe: the daemon that stays behind would hold a pipe open for ever.
         with tempfile.TemporaryFile() as output:
             try:
@@ -229,6 +232,10 @@ class NvidiaMps:
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder / "log"),
         }
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._uuid == self._board.uuid
 
     def _is_cut(self) -> bool:
         nvml = self._board.nvml

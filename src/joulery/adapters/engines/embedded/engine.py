@@ -360,6 +360,7 @@ class LocalEngine(ServiceMixes):
         target: Sequence[ReplicaSpec],
     ) -> None:
         """The new replicas take over; from here on the old ones only finish what they hold."""
+        self._turn_mixes()
         promoted = promoted_standbys(kept, target)
         for spec in target:
             self._service(spec.service)

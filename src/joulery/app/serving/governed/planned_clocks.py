@@ -19,7 +19,8 @@ from joulery.policies.clocks.observation import ColocatedService
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.colocated import ColocatedServices, colocated_services
 from joulery.runtime.serving.governing import ClockController, GovernedClock
-from joulery.runtime.serving.planned import PlanControl, PlanInForce
+from joulery.runtime.serving.plan_in_force import PlanInForce
+from joulery.runtime.serving.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
 
 
