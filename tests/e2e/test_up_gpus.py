@@ -15,6 +15,7 @@ from tests.e2e.test_up import NOT_LOST, Up
 from tests.fakes.mps import daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu
 from tests.runtime.site_files import toy_site
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 SMALL = 'model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.002}}'
@@ -65,6 +66,23 @@ def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nv
     assert nvml.boards[0]["locked"] is None
     assert daemon(tmp_path) is None
     assert not list((tmp_path / "state/leases").glob("*.json"))
+
+
+def test_the_power_of_a_gpu_is_limited_while_it_serves_and_given_back(tmp_path: Path, nvml: NvmlFake) -> None:
+    limit = "device: nvidia, max_slowdown: 2, eta: 100 %, min: 90 %, trial: 1 s, settle: 50 ms, period: 100 ms"
+    shared = f"{{mode: mps, shares: [[100 %]]}}], power_limits: [{{{limit}}}"
+    site = on_gpu(tmp_path, shared)
+    text = site.read_text().replace("duration: 2 s", "duration: 120 s").replace("latency: 500 ms", "latency: 20 s")
+    site.write_text(text.replace("{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}", "{kind: fixed}"))
+    with Up(site, tmp_path) as up:
+        up.until("/120 s ")
+        wait_until(lambda: nvml.boards[0]["limit_mw"] == 367_000, "a limit", patience_s=90.0)
+        up.process.send_signal(signal.SIGINT)
+        _, said, complaint = up.end()
+        assert up.survivors() == [], complaint
+    assert nvml.boards[0]["limit_mw"] == 400_000
+    assert "gpu:0 (NVIDIA A100-SXM4-40GB): 366.8 to 400 W" in said
+    assert [one["device"] for one in open_run(tmp_path / "run").report["power_limits"]] == ["gpu:0"]
 
 
 def test_gpus_are_not_touched_unless_it_may_act(tmp_path: Path, nvml: NvmlFake) -> None:

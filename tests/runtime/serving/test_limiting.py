@@ -24,6 +24,7 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.domain.serving.engine import Outcome, QueuedRequest, ReplicaState, RequestRecord
 from joulery.domain.serving.service import Slo, SloScope
+from joulery.policies.clocks.limit_comparison import LimitComparison, LimitRecord
 from joulery.policies.clocks.service_limit import ServiceLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.limited_device import LimitedDevice
@@ -195,6 +196,16 @@ async def test_a_device_that_refuses_is_left_at_full_power(tmp_path: Path, tree:
     assert holder.held == ()
 
 
+def test_energy_that_cannot_be_read_is_reported(tmp_path: Path, tree: Path, holder: LeaseHolder) -> None:
+    site = Site()
+    controller = site.controller(cpus(tmp_path, holder), holder)
+    controller.look(NOW_S)
+    assert site.messages == []
+    (tree / "intel-rapl:0/energy_uj").write_text("")
+    assert math.isnan(controller.look(NOW_S + 1.0).energy_j)
+    assert site.messages == ["the energy of cpu cannot be read: no power limit is tried meanwhile"]
+
+
 def test_other_replicas_are_another_arrangement(tmp_path: Path, tree: Path, holder: LeaseHolder) -> None:
     site = Site()
     controller = site.controller(cpus(tmp_path, holder), holder)
@@ -242,6 +253,27 @@ async def test_a_gpu_is_limited_by_the_same_controller(
     assert controller.look(NOW_S).ratio == 0.75
     await controller.act(set_to(1.0))
     assert nvml.boards[0]["limit_mw"] == 165_000
+
+
+def test_what_was_learned_is_reported(tmp_path: Path, tree: Path, holder: LeaseHolder) -> None:
+    controller = Site().controller(cpus(tmp_path, holder), holder)
+    assert controller.summary()["limits"] == []
+    history: Any = SimpleNamespace(add_policy=lambda policy: None, add_step=None, add_decision=None)
+    driver = controller.driver(history)
+    records = (
+        LimitRecord(0.833, (LimitComparison(0.02, -0.1), LimitComparison(0.03, -0.1), LimitComparison(0.04, -0.1))),
+        LimitRecord(0.75, (LimitComparison(0.2, -0.2),)),
+    )
+    driver._stepper.state = replace(driver.state, records=records)
+    found = controller.summary()
+    assert (found["device"], found["full_w"], found["best_ratio"]) == ("cpu", 120.0, 0.833)
+    assert found["best_w"] == pytest.approx(99.96)
+    first, second = found["limits"]
+    assert first["slowdown"] == pytest.approx(math.exp(0.03))
+    assert first["energy_ratio"] == pytest.approx(math.exp(-0.1))
+    assert first["slowdown_low"] < first["slowdown"] < first["slowdown_high"] < 1.1
+    assert (first["within_bound"], second["within_bound"], second["comparisons"]) == (True, False, 1)
+    assert math.isnan(second["slowdown_high"])
 
 
 def test_totals_by_kind() -> None:

@@ -118,9 +118,7 @@ def test_a_history_keeps_the_latest_and_logs_all(tmp_path, history):
     for k in range(WARNINGS_KEPT + 50):
         history.warn(f"warning {k}")
         history.warn("warning 0")
-    assert (len(history.decisions), history.decision_count) == (DECISIONS_KEPT, DECISIONS_KEPT + 50) and len(
-        seen
-    ) == 250
+    assert (len(history.decisions), history.plan_count) == (DECISIONS_KEPT, DECISIONS_KEPT + 50) and len(seen) == 250
     assert history.decisions[-1].t_s == DECISIONS_KEPT + 49 and len(history.warnings) == WARNINGS_KEPT
     run = open_run(history.writer.path)
     assert sum(1 for _ in run.log("decision")) == 250 and sum(1 for _ in run.log("warning")) >= 250

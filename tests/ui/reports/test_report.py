@@ -75,6 +75,44 @@ def test_json_is_one_object_with_the_contract_keys(tmp_path, capsys):
     assert "rows" not in answer
 
 
+def at_once(folder, name, host, idle="whole", shift_s=0.0):
+    """A run of ten seconds on a machine."""
+    one = replace(footprint(), start_s=1000.0 + shift_s, end_s=1010.0 + shift_s)
+    made = run_of(folder / name, footprint_to_dict(one))
+    manifest = json.loads((made / "manifest.json").read_text())
+    (made / "manifest.json").write_text(json.dumps({**manifest, "id": name, "host": host, "terms": {"idle": idle}}))
+    return made
+
+
+def test_the_runs_of_a_job_on_several_nodes_are_one_sum(tmp_path, capsys):
+    nodes = [at_once(tmp_path, f"run-{number}", f"node{number}") for number in (1, 2, 3)]
+    answer = json.loads(printed(capsys, *nodes, "--json").out)
+    assert answer["energy_j"] == pytest.approx(3 * footprint().energy_j)
+    assert answer["idle_j"] == pytest.approx(3 * footprint().idle_j)
+    assert answer["duration_s"] == pytest.approx(3 * footprint().duration_s)
+    assert (answer["start_s"], answer["end_s"], answer["notes"]) == (1000.0, 1010.0, [])
+    assert [one["id"] for one in answer["runs"]] == ["run-1", "run-2", "run-3"]
+
+
+@pytest.mark.parametrize(
+    ("second", "noted"),
+    [
+        ({"host": "node1"}, True),
+        ({"host": "node1", "shift_s": 9.0}, True),
+        ({"host": "node1", "shift_s": 10.0}, False),
+        ({"host": "node1", "idle": "share"}, False),
+        ({"host": "node2"}, False),
+    ],
+)
+def test_idle_power_that_two_runs_contain_is_noted_once(tmp_path, capsys, second, noted):
+    runs = [at_once(tmp_path, "first", "node1"), at_once(tmp_path, "second", **second)]
+    answer = json.loads(printed(capsys, *reversed(runs), "--json").out)
+    assert len(answer["notes"]) == noted
+    assert all(name in note for note in answer["notes"] for name in ("first", "second", "node1", "--idle share"))
+    for form in ("text", "html"):
+        assert printed(capsys, *runs, "--format", form).out.replace("\n", " ").count("--idle share") == noted
+
+
 def test_json_of_a_site_keeps_its_summary(tmp_path, capsys):
     answer = json.loads(printed(capsys, demo_run(tmp_path / "run"), "--format", "json").out)
     assert answer["saving_ratio"] == 0.213

@@ -269,3 +269,28 @@ def test_the_model_is_not_judged_by_answers_that_were_steered():
     errors = {"cpu_error_ratio": None, "latency_error_ratio": None, "correction_ratio": {}, "steered_ratio": 0.31}
     lines = dict(summary_lines({**REPORT, "calibration": errors}))
     assert lines["model"].startswith("not judged: 31")
+
+
+LIMITS = {
+    "device": "cpu",
+    "full_w": 120.0,
+    "best_ratio": 0.833,
+    "best_w": 99.96,
+    "limits": [{"ratio": 0.833, "slowdown": 1.03, "slowdown_high": 1.05, "energy_ratio": 0.905, "comparisons": 3}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            "cpu: 100 W of 120 W, service time +3.0 % (at most +5.0 %, 95 %), 9.5 % fewer joules for the same work, "
+            "measured in 3 comparisons",
+        ),
+        ({"best_ratio": 1.0}, "cpu: full power; 1 compared, none within the bound is known to cost less"),
+        ({"best_ratio": 1.0, "limits": []}, "cpu: full power; no limit was compared"),
+    ],
+)
+def test_the_limit_of_a_device_is_in_the_summary(changes, said):
+    assert dict(summary_lines({**REPORT, "power_limits": [{**LIMITS, **changes}]}))["limit"] == said

@@ -86,10 +86,11 @@ def finish(
     models = session.models.usage.figures() if session.models else []
     figures = {
         **summarise_run(served, cost, found, energy),
-        "plans": history.decision_count,
+        "plans": history.plan_count,
         "controller_cpu_s": session.controller_cpu_s,
         "language_models": models,
         "language_families": [family.summary() for family in session.families],
+        "power_limits": [limit.summary() for limit in session.limits],
         "charges": [
             {"workload": one.name, "owner": one.owner, "footprint": footprint_to_dict(part)}
             for one, part in zip(served, cost.portions(served), strict=True)

@@ -18,6 +18,8 @@ POLICY, STEP = "policy", "step"
 """Kinds of log entries: all it takes to make a policy again, and one step of it."""
 REQUESTS = "requests.rows"
 """File of the run folder that holds the requests until the report is written."""
+_SETTINGS = ("set_clock", "set_power_limit")
+"""Decisions that set a device and plan nothing."""
 DECISIONS_KEPT = 200
 WARNINGS_KEPT = 200
 
@@ -42,7 +44,7 @@ class SessionHistory:
     Attributes:
         requests: Every request that ended, on disk.
         decisions: The latest decisions with their outcomes, oldest first.
-        decision_count: How many there were.
+        plan_count: How many there were; clocks and power limits left out.
         warnings: What a person should know, each once.
         latest: The latest tick; None before the first.
     """
@@ -51,7 +53,7 @@ class SessionHistory:
         self.writer = writer
         self.requests = RequestRecorder(writer.path / REQUESTS)
         self.decisions: deque[DecisionRecord] = deque(maxlen=DECISIONS_KEPT)
-        self.decision_count = 0
+        self.plan_count = 0
         self.warnings: list[str] = []
         self.latest: Tick | None = None
         self._listeners: list[Callable[[DecisionRecord], None]] = []
@@ -91,7 +93,7 @@ class SessionHistory:
     def add_decision(self, record: DecisionRecord) -> None:
         """Keep and log a decision; a failed one is a warning too."""
         self.decisions.append(record)
-        self.decision_count += 1
+        self.plan_count += record.decision.kind not in _SETTINGS
         log_decision(self.writer, record)
         if record.outcome == FAILED:
             self._keep(f"{record.decision.kind}: {record.detail}")

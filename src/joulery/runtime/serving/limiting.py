@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import JouleryError
@@ -20,7 +20,7 @@ from joulery.domain.gpu.device import PowerSetting
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import Outcome, ReplicaState
 from joulery.domain.serving.service import Slo, SloScope
-from joulery.policies.clocks.limit_comparison import WorkTotals, add_totals
+from joulery.policies.clocks.limit_comparison import LimitRecord, WorkTotals, add_totals
 from joulery.policies.clocks.service_limit import (
     ServiceLimitState,
     ServiceLimitTuner,
@@ -112,6 +112,20 @@ def llm_load(llm: LLMService, now_s: float) -> ServedLoad:
     )
 
 
+def _figures(device: LimitedDevice, one: LimitRecord, policy: ServiceLimitTuner) -> dict[str, Any]:
+    low, high = one.interval()
+    return {
+        "ratio": one.ratio,
+        "limit_w": device.limit_w(one.ratio),
+        "slowdown": one.slowdown if one.comparisons else math.nan,
+        "slowdown_low": low if math.isfinite(high) else math.nan,
+        "slowdown_high": high if math.isfinite(high) else math.nan,
+        "energy_ratio": one.energy_ratio if one.comparisons else math.nan,
+        "comparisons": len(one.comparisons),
+        "within_bound": one.kept(policy.max_slowdown),
+    }
+
+
 def _pressure(
     name: str, slo: Slo, ages_s: Sequence[float], delay_s: float, latencies_s: Sequence[float]
 ) -> ServicePressure:
@@ -186,6 +200,19 @@ class PowerLimitController:
         )
         return self._driver
 
+    def summary(self) -> dict[str, Any]:
+        """What was learned: the limits that were compared with full power, and the best of them; all measured."""
+        records = () if self._driver is None else self._driver.state.records
+        best = self.policy.best(records)
+        return {
+            "device": self.device.label,
+            "full_w": self.device.full_w,
+            "max_slowdown": self.policy.max_slowdown,
+            "best_ratio": best.ratio,
+            "best_w": self.device.limit_w(best.ratio),
+            "limits": [_figures(self.device, one, self.policy) for one in records],
+        }
+
     def look(self, now_s: float) -> ServingDeviceView:
         """The answers since the last look, what threatens the SLOs, and the device's energy."""
         if self._ratio < 1 and self.device.lease not in {lease.name for lease in self.holder.held}:
@@ -198,6 +225,8 @@ class PowerLimitController:
             self._ended_s[load.name] = max((one.end_s for one in latest), default=since_s)
             new += latest
         energy_j, _ = self.device.activity.read(now_s)
+        if math.isnan(energy_j):
+            self.tell(f"the energy of {self.device.label} cannot be read: no power limit is tried meanwhile")
         return ServingDeviceView(
             now_s=now_s,
             ratio=self._ratio,

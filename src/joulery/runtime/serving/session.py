@@ -117,6 +117,7 @@ class ServingSession:
         start_ns, end_ns: The same and the end of the run, monotonic nanoseconds; 0 before.
         models: The language models it serves; None for none.
         families: Their families.
+        limits: Controllers of its devices' power limits.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class ServingSession:
         self.start_ns = self.end_ns = 0
         self.models: HostedModels | None = None
         self.families: list[LanguageFamily] = []
+        self.limits: list[PowerLimitController] = []
         self._start_sampler = start_sampler
         self._ticker = Ticker(services, grid, LiveMeters(self.writer.path / SAMPLES, site.pue), site.pue)
         self._sampler: SamplerProcess | None = None
@@ -164,6 +166,7 @@ class ServingSession:
 
     def limit(self, controller: PowerLimitController) -> None:
         """Have a device's power limited while the services run."""
+        self.limits.append(controller)
         self._governors.append(controller.driver(self.history))
 
     def steer(self, family: LanguageFamily) -> None:

@@ -23,7 +23,7 @@ from joulery.ui.reports.messages import (
     energy_text,
     interruption,
     latency_text,
-    notes_of,
+    notes_together,
     requests_text,
     saving_text,
 )
@@ -80,7 +80,7 @@ def _content(rollup: Rollup, view: RunView | None) -> Iterable[Html]:
     yield tag("p", since, class_="soft")
     if view is not None and view.interrupted:
         yield tag("p", interruption(view), class_="banner")
-    if notes := dict.fromkeys(note for one in rollup.views for note in notes_of(one)):
+    if notes := notes_together(rollup.views):
         yield tag("ul", (tag("li", note) for note in notes), class_="notes")
     yield _facts(rollup, view)
     yield tag("h2", "Where the energy went")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from joulery.app.runs.recorded import RunView
@@ -62,6 +62,36 @@ def notes_of(view: RunView) -> tuple[str, ...]:
     """The run's notes."""
     notes = view.report.get("notes")
     return tuple(str(note) for note in notes) if isinstance(notes, list) else ()
+
+
+def notes_together(views: Sequence[RunView]) -> tuple[str, ...]:
+    """The notes of runs, each once, and which of them contain the same idle power."""
+    notes = dict.fromkeys(note for view in views for note in notes_of(view))
+    return (*notes, *shared_idle(views))
+
+
+def shared_idle(views: Sequence[RunView]) -> tuple[str, ...]:
+    """A note for each machine on which runs that contain its whole idle power overlap in time."""
+    said: dict[str, str] = {}
+    whole = [view for view in views if view.footprint.idle_j > 0 and _idle_rule(view) == "whole"]
+    latest: dict[str, RunView] = {}
+    for view in sorted(whole, key=lambda one: one.footprint.start_s):
+        host = str(view.manifest.get("host") or "")
+        before = latest.get(host)
+        if host and before is not None and view.footprint.start_s < before.footprint.end_s:
+            said.setdefault(
+                host,
+                f"{before.name} and {view.name} ran on {host} at the same time, and each contains its whole idle "
+                "power: the sum counts that twice (measure with --idle share)",
+            )
+        if before is None or view.footprint.end_s > before.footprint.end_s:
+            latest[host] = view
+    return tuple(said.values())
+
+
+def _idle_rule(view: RunView) -> str:
+    terms = view.manifest.get("terms")
+    return str(terms.get("idle", "whole")) if isinstance(terms, dict) else "whole"
 
 
 def basis_text(label: CarbonLabel) -> str:

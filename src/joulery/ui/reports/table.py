@@ -16,6 +16,7 @@ from joulery.domain.energy.footprint import Footprint, Row
 from joulery.domain.errors import DataError
 from joulery.domain.quality import weakest
 from joulery.store.run.footprints import footprint_to_dict
+from joulery.ui.reports.messages import notes_together
 
 BY = ("component", "device", "meter", "quality", "owner", "workload", "run", "hour", "month", "owner-month")
 
@@ -104,6 +105,8 @@ def as_json(rollup: Rollup, *, with_rows: bool) -> dict[str, Any]:
         }
         for view in rollup.views
     ]
+    if len(rollup.views) > 1:
+        answer["notes"] = list(notes_together(rollup.views))
     if with_rows:
         answer["by"] = rollup.by
         answer["rows"] = [

@@ -19,7 +19,7 @@ from joulery.ui.reports.messages import (
     energy_text,
     interruption,
     latency_text,
-    notes_of,
+    notes_together,
     requests_text,
     saving_text,
     variants_text,
@@ -39,8 +39,7 @@ def _parts(rollup: Rollup) -> list[RenderableType]:
     views = rollup.views
     label = views[0].site.carbon if views[0].site and len(views) == 1 else None
     parts: list[RenderableType] = [_heading(view) for view in views]
-    notes = dict.fromkeys(note for view in views for note in notes_of(view))
-    parts += [Text(note, style="yellow") for note in notes]
+    parts += [Text(note, style="yellow") for note in notes_together(views)]
     if len(views) > 1:
         parts.append(Text(f"\n{len(views)} runs together", style="bold"))
     reason = views[0].report.get("carbon_reason") if len(views) == 1 else None

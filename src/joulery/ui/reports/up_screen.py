@@ -279,10 +279,27 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("saving", _saving(report)))
     if report.get("calibration") is not None:
         lines.append(("model", _calibration(report)))
+    lines += [("limit", _limit(entry)) for entry in report.get("power_limits") or ()]
     changes = report["layout_changes"]
     lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
     lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
     return lines
+
+
+def _limit(entry: Mapping[str, Any]) -> str:
+    """What was learned of the power limit of a device."""
+    device, compared = entry["device"], entry["limits"]
+    kept = next((one for one in compared if one["ratio"] == entry["best_ratio"]), None)
+    if not compared:
+        return f"{device}: full power; no limit was compared"
+    if kept is None:
+        return f"{device}: full power; {len(compared)} compared, none within the bound is known to cost less"
+    slower, most = 100 * (kept["slowdown"] - 1), 100 * (kept["slowdown_high"] - 1)
+    return (
+        f"{device}: {si(entry['best_w'], 'W')} of {si(entry['full_w'], 'W')}, service time {slower:+.1f} % (at most "
+        f"{most:+.1f} %, 95 %), {100 * (1 - kept['energy_ratio']):.1f} % fewer joules for the same work, measured in "
+        f"{kept['comparisons']} comparisons"
+    )
 
 
 def _family(entry: Mapping[str, Any]) -> str:
