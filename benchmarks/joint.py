@@ -1,4 +1,4 @@
-"""Preset joint: every check of the specification with its figure, or that it is not built yet."""
+"""Preset joint: every check of the specification with its figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import NotRun, Result
+from benchmarks._joint_envelope import add_envelope_checks
 from benchmarks._joint_slices import add_slice_checks
 from benchmarks.provision import APP12
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
@@ -31,9 +32,6 @@ ENERGY = objective_of("energy")
 SMALL = 200
 """Small instances held against brute force."""
 _EQUAL = 1e-5
-NOT_BUILT = {
-    "9": "an envelope over price and load is not built yet",
-}
 
 
 @dataclass
@@ -182,7 +180,26 @@ def _brute_force(checks: Checks) -> None:
     checks.add("7", bar, order == SMALL and equal >= 0.95 * SMALL, text, in_order=order, equal=equal)
 
 
+def alike(count: int) -> JointRequest:
+    """I1 again and again, to so many services."""
+    base = request()
+    copies = [
+        replace(each, workload=replace(each.workload, id=f"{each.workload.id}.{copy}"))
+        for copy in range(math.ceil(count / 12))
+        for each in base.services
+    ]
+    return replace(base, services=tuple(copies[:count]))
+
+
 def _speed(checks: Checks) -> None:
+    for count, seconds in ((100, 120.0), (1000, 120.0)):
+        begin = time.process_time()
+        plan = plan_joint(alike(count))
+        took = time.process_time() - begin
+        text = f"{took:.1f} s, {_value(plan):,.0f} W on {len(plan.gpus)} GPUs, gap {100 * _gap(plan):.2f} %"
+        bar = f"{count} services of 12 kinds: at most {seconds:g} s of user CPU, gap at most 2 %"
+        figures = {f"cpu_s_{count}_alike": took, f"gap_ratio_{count}_alike": _gap(plan)}
+        checks.add("8", bar, took <= seconds and _gap(plan) <= 0.02, text, **figures)
     for copies, seconds, gap in ((1, 5.0, 0.01), (2, 30.0, 0.01), (4, 30.0, 0.01)):
         begin = time.process_time()
         plan = plan_joint(request(copies=copies))
@@ -251,8 +268,7 @@ def run() -> Result:
     warm_replans(checks, plan)
     day_of_switching(checks)
     executed(checks)
-    for number, why in NOT_BUILT.items():
-        checks.add(number, why, None, "not built yet")
+    add_envelope_checks(checks, request())
     order = sorted(range(len(checks.rows)), key=lambda at: int(checks.rows[at][0]))
     return Result(
         "One plan over all knobs (preset joint)",

@@ -71,10 +71,14 @@ class Site(Section):
         unique(names, ("services",))
         unique([model.name for model in self.language_models], ("language_models",))
         governed = (*names, *(model.name for model in self.language_models))
-        for index, clock in enumerate(self.fleet.clocks):
-            for name in clock.services:
+        governing = {
+            "clocks": [clock.services for clock in self.fleet.clocks],
+            "power_limits": [limit.services for limit in self.fleet.power_limits],
+        }
+        for key, index, each in ((key, *one) for key, lists in governing.items() for one in enumerate(lists)):
+            for name in each:
                 if name not in governed:
-                    at = ("fleet", "clocks", index, "services")
+                    at = ("fleet", key, index, "services")
                     raise problem(f"there is no {name} in this site", expected=", ".join(governed) or "a name", at=at)
         if self.load is not None and self.load.service not in (None, *names):
             raise problem(

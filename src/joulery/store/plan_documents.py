@@ -144,7 +144,8 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
     A checker of the bound needs nothing else. A request a second of a service's variant on a GPU type at a clock is
     worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
     GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
-    A cut is worth the sum, over its slices, of the best entry of ``slices`` for each.
+    A cut is worth the sum, over its slices, of the best entry of ``slices`` for each. ``costs`` and ``columns`` name
+    the first of the services that are ``alike``, for all of them.
     Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound: ``relaxed_value`` where branch
     and bound proves more.
     """
@@ -186,6 +187,7 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
                 {**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.slices
             ],
             "cuts": [{**each._asdict(), "slices": list(each.slices)} for each in certificate.cuts],
+            "alike": [list(names) for names in certificate.alike],
         },
     }
 
@@ -460,6 +462,7 @@ def _replicas_document(each: LanguageReplicas) -> dict[str, Any]:
         "gpus_a_replica": each.gpus,
         "replicas": each.count,
         "max_num_seqs": each.max_num_seqs,
+        "vllm_command": each.command,
         "rate_rps": each.rate_rps,
         "in_flight": each.in_flight,
         "power_w": each.power_w,

@@ -14,10 +14,11 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
 from joulery.domain.gpu.plan_moves import PlanMoves
-from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import InterferenceProfile
+from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
@@ -25,7 +26,7 @@ from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Accounting, Rules
-from joulery.sim.placement.plan_judge import PlanVerdict, judge_plan
+from joulery.sim.placement.plan_judge import PlanVerdict, judge_layouts, judge_plan
 
 KNOBS = "knobs"
 """Name under ``--compare`` of dedicated GPUs, single knobs and one planner after the other."""
@@ -194,26 +195,47 @@ def _judged(
         return plan, request, None
     workloads = [each.workload for each in request.services]
     sliced = {each.gpu_type.name: each.sliced for each in request.fleet if each.sliced is not None}
-    verdict = judge_plan(plan.gpus, workloads, truths, sliced=sliced)
+    verdict = _verdict(plan, workloads, truths, sliced)
     for _ in range(_CUTS):
         if not verdict.violated:
             break
-        stricter = tuple(
-            replace(each, margin_ratio=_cut(each, verdict)) if each.workload.id in verdict.violated else each
-            for each in request.services
-        )
+        stricter = _stricter(request, plan, verdict)
         try:
             again = plan_joint(replace(request, services=stricter))
         except InfeasibleError:
             break
         plan, request = again, replace(request, services=stricter)
-        verdict = judge_plan(plan.gpus, workloads, truths, sliced=sliced)
+        verdict = _verdict(plan, workloads, truths, sliced)
     return plan, request, verdict
 
 
-def _cut(service: JointService, verdict: PlanVerdict) -> float:
+def _verdict(
+    plan: ProvisionPlan,
+    workloads: Sequence[Workload],
+    truths: Mapping[str, InterferenceProfile],
+    sliced: Mapping[str, SlicedGpu],
+) -> PlanVerdict:
+    """What a simulation sees of a plan; GPUs that are alike once, where services were planned as one kind."""
+    if plan.certificate is not None and plan.certificate.alike and not any(gpu.sliced for gpu in plan.gpus):
+        return judge_layouts(plan.gpus, workloads, truths)
+    return judge_plan(plan.gpus, workloads, truths, sliced=sliced)
+
+
+def _stricter(request: JointRequest, plan: ProvisionPlan, verdict: PlanVerdict) -> tuple[JointService, ...]:
+    """The services, those that missed their SLO with a larger margin; those that are alike stay so."""
+    groups = plan.certificate.alike if plan.certificate is not None else ()
+    of = {name: names for names in groups for name in names}
+    found = []
+    for each in request.services:
+        names = of.get(each.workload.id, (each.workload.id,))
+        missed = max(verdict.tail_ratio[name] for name in names)
+        found.append(each if missed <= 1 else replace(each, margin_ratio=_cut(each, missed)))
+    return tuple(found)
+
+
+def _cut(service: JointService, tail_ratio: float) -> float:
     """The margin of a service that missed its SLO: larger by as much as it missed."""
-    missed = min(verdict.tail_ratio[service.workload.id], 2.0) - 1.0
+    missed = min(tail_ratio, 2.0) - 1.0
     return (1 + service.margin_ratio) * (1 + max(missed, _LEAST_CUT)) - 1
 
 

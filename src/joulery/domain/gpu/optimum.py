@@ -239,6 +239,8 @@ class PlanCertificate:
         slices: Everything that may run on a slice; empty where no GPU can be cut.
         cuts: Every way to cut a GPU.
         relaxed: What the prices prove; NaN where that is the bound.
+        alike: Names of services that were planned as one kind: ``costs`` and ``patterns`` name the first of them, and
+            an instance may serve any. Their prices are equal.
     """
 
     objective: PlanObjective
@@ -260,6 +262,7 @@ class PlanCertificate:
     slices: tuple[CertifiedSlice, ...] = ()
     cuts: tuple[CertifiedCut, ...] = ()
     relaxed: float = math.nan
+    alike: tuple[tuple[str, ...], ...] = ()
 
     @property
     def gap_ratio(self) -> float:

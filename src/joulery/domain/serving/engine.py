@@ -111,6 +111,7 @@ class ReplicaSpec:
         device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
         warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
             answer.
+        together: Replicas with the same word share one MIG slice under MPS; empty for a slice to itself.
         memory_bytes: Memory of the process beyond which it keeps no more of them; 0 for no bound.
     """
 
@@ -126,6 +127,7 @@ class ReplicaSpec:
     device: str = ""
     warm: tuple[tuple[str, ModelRef], ...] = ()
     memory_bytes: int = 0
+    together: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 0:

@@ -150,6 +150,7 @@ class ServiceMixes:
 
     def __init__(self) -> None:
         self._counters: dict[str, MixCounter] = {}
+        self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
         """Have the variants of a mix answer from the next request on; replicas stay as they are."""
@@ -158,6 +159,16 @@ class ServiceMixes:
     def mix(self, service: str, /) -> VariantMix:
         """The mix in force."""
         return self._steering_of(service).mix
+
+    def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
+        """The mix of each service from the next change of the replicas on; none of those given before."""
+        self._next = dict(mixes)
+
+    def _turn_mixes(self) -> None:
+        """The replicas change now, and with them the mixes."""
+        for service, mix in self._next.items():
+            self._steering_of(service).mix = mix
+        self._next = {}
 
     def _steering_of(self, service: str) -> MixCounter:
         """The counter that chooses the variants of a service; always the same object for one name."""

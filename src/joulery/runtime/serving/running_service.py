@@ -115,7 +115,8 @@ class RunningService:
         sampling: The sample of the layout on trial; None where nothing is tried.
         layouts: ``(from_s, layout)``: which layout served from when.
         advised: The latest decision, where it is not carried out.
-        planned_rps: The demand of its plan, where a plan decides.
+        planned_rps, planned_floor_ratio: The demand of its plan, and the accuracy that the plan keeps, where a plan
+            decides.
         periods: When the baseline served and was measured.
         tally: What became of the periods of its audit; None where it is not audited.
         shadow: Its shadow replays; None where there are none.
@@ -131,6 +132,7 @@ class RunningService:
     layouts: list[tuple[float, Layout]] = field(default_factory=list)
     advised: Layout | None = None
     planned_rps: float = math.nan
+    planned_floor_ratio: float = 0.0
     periods: list[BaselinePeriod] = field(default_factory=list)
     tally: AuditTally | None = None
     shadow: ShadowReplays | None = None
@@ -144,6 +146,11 @@ class RunningService:
     def rate_rps(self) -> float:
         """The demand it is planned for."""
         return self.planned_rps if self.chosen is None else self.chosen.rate_rps
+
+    @property
+    def floor_ratio(self) -> float:
+        """The accuracy that its answers keep in the mean; 0 for none."""
+        return self.planned_floor_ratio if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio
 
     @property
     def accuracy_ratio(self) -> dict[str, float]:
@@ -168,5 +175,5 @@ class RunningService:
             self.setup.slo.latency_s,
             self.setup.slo.quantile,
             tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            0.0 if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio,
+            self.floor_ratio,
         )

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from joulery.domain.gpu.provisioning import PlannedGpu, Workload
+from joulery.domain.gpu.provisioning import Arrivals, PlannedGpu, Workload
 from joulery.perf.instances import at_clock
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.slices import SlicedGpu
+from joulery.policies.placement.joint.slices import part_scv
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge
@@ -28,12 +29,14 @@ class PlanVerdict:
         seeds: How many.
         power_w: Mean power of all boards, hosts included; simulated.
         tail_ratio: For each service the worst latency at its quantile, as a ratio of its SLO; above 1 it is violated.
+        layouts: GPUs that differ, where those that are alike were simulated once; 0 where every GPU was.
     """
 
     truth: str
     seeds: int
     power_w: float
     tail_ratio: Mapping[str, float]
+    layouts: int = 0
 
     @property
     def violated(self) -> tuple[str, ...]:
@@ -77,6 +80,74 @@ def judge_plan(
     }
     power_w = math.fsum(verdict.power_w for verdict in verdicts) / len(verdicts) + host_w
     return PlanVerdict(_names(gpus, truths, sliced or {}), seeds, power_w, tails)
+
+
+def judge_layouts(
+    gpus: Sequence[PlannedGpu],
+    workloads: Sequence[Workload],
+    truths: Mapping[str, InterferenceProfile],
+    *,
+    seeds: int = 3,
+    noise_cv: float = 0.05,
+    length_s: float = 60.0,
+) -> PlanVerdict:
+    """As :func:`judge_plan`, with GPUs that are alike simulated once.
+
+    Every instance gets requests of its own, as many and as variable as the part of its service's that is dealt to it.
+    A service is in time where each of its instances is: no quantile of all its requests is above the greatest of
+    theirs.
+
+    Args:
+        gpus: The plan; none is cut.
+        workloads: The services.
+        truths: How each GPU type behaves.
+        seeds, noise_cv, length_s: As for :func:`judge_plan`.
+    """
+    known = {each.id: each for each in workloads}
+    layouts: dict[object, list[PlannedGpu]] = {}
+    for gpu in gpus:
+        layouts.setdefault(_look(gpu, known), []).append(gpu)
+    first, own = list[PlannedGpu](), list[Workload]()
+    for at, alike in enumerate(layouts.values()):
+        instances = []
+        for place, one in enumerate(alike[0].instances):
+            workload, name = known[one.workload], f"{at}/{place}"
+            instances.append(replace(one, workload=name, replica=0, replicas=1))
+            arrivals = Arrivals.general(part_scv(workload.arrivals.scv, min(1.0, one.rate_rps / workload.rate_rps)))
+            own.append(replace(workload, id=name, rate_rps=one.rate_rps, arrivals=arrivals))
+        first.append(replace(alike[0], instances=tuple(instances)))
+    services = [Service(each.id, _arrivals(each), each.slo) for each in own]
+    trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY)
+    simulated = [_simulated(gpu, truths, {}) for gpu in first]
+    verdicts = [judge(services, simulated, trial, Streams(seed)) for seed in range(seeds)]
+    tails = {
+        each.id: max(verdict.services[at].tail_s for verdict in verdicts) / each.slo.latency_s
+        for at, each in enumerate(own)
+    }
+    worst, power_w = dict.fromkeys(known, 0.0), 0.0
+    for at, alike in enumerate(layouts.values()):
+        board_w = math.fsum(each.gpus[at].energy_j / each.window_s for each in verdicts) / seeds
+        host_w = 0.0 if math.isnan(alike[0].host_w) else alike[0].host_w
+        power_w += len(alike) * (board_w + host_w)
+        for gpu in alike:
+            for place, one in enumerate(gpu.instances):
+                worst[one.workload] = max(worst[one.workload], tails[f"{at}/{place}"])
+    return PlanVerdict(_names(gpus, truths, {}), seeds, power_w, worst, len(layouts))
+
+
+def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:
+    """What makes GPUs alike: everything but the names of the services."""
+    return (
+        gpu.type,
+        gpu.clock_set_mhz,
+        tuple(
+            (
+                (one.model, one.share_ratio, one.batch, one.max_delay_s, round(one.rate_rps, 9)),
+                (workloads[one.workload].slo, workloads[one.workload].rate_rps, workloads[one.workload].arrivals),
+            )
+            for one in gpu.instances
+        ),
+    )
 
 
 def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]) -> Gpu:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
 
     from joulery.app.planning.plans import SitePlan
     from joulery.config.site import Site
+
+
+_NOT_WITH_SERIES = (
+    *("running", "compare", "page_file", "triton", "objective", "lock", "intensity", "max_moves"),
+    *("envelope", "at", "limit"),
+)
+_NOT_WITH_ENVELOPE = ("compare", "objective", "lock", "running", "follow", "max_moves", "explain", "triton")
+"""Flags that say something of one plan."""
 
 
 @click.command("plan")
@@ -50,6 +60,15 @@ if TYPE_CHECKING:
     metavar="[LOADS]",
     help="A plan for each step of the services' rates, or of a CSV file of loads; with joint at its switching costs.",
 )
+@click.option(
+    "--envelope",
+    is_flag=False,
+    flag_value="",
+    metavar="[FILE]",
+    help="For joint: plans over price and load, kept with --out; with FILE, the plan of it that --at asks for.",
+)
+@click.option("--at", metavar="LOAD[,PRICE]", help="With --envelope FILE: a ratio of the rates, and USD/kg (or /kWh).")
+@click.option("--limit", metavar="T", help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
@@ -75,6 +94,9 @@ def command(
     max_moves: int | None,
     intensity: str | None,
     series: str | None,
+    envelope: str | None,
+    at: str | None,
+    limit: str | None,
     explain: bool,
     out: Path | None,
     page_file: Path | None,
@@ -87,26 +109,24 @@ def command(
     accuracy within the SLO. With plan.language: which language model on how many GPUs of which type, how many requests
     at once, joules a token, dollars and grams an hour. With preset muserve: models cut into pipeline stages, and a
     clock for each GPU. With preset joint: variant, share, batch, clock, GPU type and count at once, for the least
-    watts, grams or dollars, with a bound.
+    watts, grams or dollars, with a bound; with --envelope for every price and load at once.
 
     Exits with 3 if infeasible, or if the plan of the policy is predicted to violate an SLO.
     """
     from joulery.app.planning.plans import PlanOptions, plan_site
     from joulery.config import load
 
-    if file is None and series:  # `joulery plan --series SITE`
-        file, series = series, ""
+    file, series, envelope = _site_of(file, series, envelope)
     if file is None:
         raise click.UsageError("Missing argument 'SITE'.")
     if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site, g_per_kwh, locked = load(file), _g_per_kwh(intensity), _names(lock)
     if series is not None:
-        _refuse_single(
-            {"--running": running, "--compare": compare, "--html": page_file, "--triton": triton}
-            | {"--objective": objective, "--lock": lock, "--intensity": intensity, "--max-moves": max_moves}
-        )
-        _plan_series(site, preset, max_migrations, Path(series) if series else None, out, as_json)
+        _plan_series(site, Path(series) if series else None, click.get_current_context().params)
+        return
+    if envelope is not None or at is not None or limit is not None:
+        _plan_envelope(site, g_per_kwh, click.get_current_context().params)
         return
     options = PlanOptions(
         preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
@@ -115,8 +135,7 @@ def command(
     _keep(document := made.document(), out)
     if page_file is not None:
         _write(page_file, _page(made, site, Path(file).stem))
-    if triton is not None:
-        _triton(site, made, triton)
+    _triton(site, made, triton)
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -125,35 +144,97 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _refuse_single(given: dict[str, Any]) -> None:
-    """Refuse flags of one plan beside --series.
+def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str | None, str | None, str | None]:
+    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``."""
+    if file is None and series:
+        return series, "", envelope
+    if file is None and envelope:
+        return envelope, series, ""
+    return file, series, envelope
+
+
+def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]) -> None:
+    """Make plans over price and load, or find one of them in the file that an earlier run kept.
+
+    Raises:
+        ConfigError: A flag of one plan is given, or another preset.
+    """
+    from joulery.app.planning.envelope import LIMIT_S, look_up, point_of, site_envelope
+    from joulery.app.planning.envelope_files import envelope_document
+    from joulery.config.parsing.quantity import TIME, flag_quantity
+    from joulery.store.plan_documents import document_of
+    from joulery.ui.reports.plan.envelope_view import envelope_page, envelope_view, found_view
+
+    preset, kept, at, limit = given["preset"] or site.plan.preset, given["envelope"], given["at"], given["limit"]
+    if kept is None:
+        raise ConfigError("--at and --limit go with --envelope", pointer="--at" if limit is None else "--limit")
+    if preset != "joint":
+        raise ConfigError(f"--envelope goes with preset joint, not {preset}", pointer="--envelope")
+    _refuse_beside(given, _NOT_WITH_ENVELOPE, "--envelope makes many")
+    out, as_json = given["out"], given["as_json"]
+    if kept:
+        if at is None:
+            raise ConfigError("which plan of the envelope?", pointer="--at", expected="LOAD or LOAD,PRICE")
+        found = look_up(site, Path(kept), *point_of(at))
+        _keep(document := document_of(found.plan), out)
+        _echo(document, found_view(found.plan, found.name, found.error_ratio), as_json)
+        return
+    if at is not None:
+        raise ConfigError("--at looks up an envelope that is made already", pointer="--at", hint="--envelope FILE")
+    limit_s = LIMIT_S if limit is None else flag_quantity(limit, TIME, "--limit")
+    made = site_envelope(site, g_per_kwh, limit_s=limit_s, progress=_progress)
+    _keep(document := envelope_document(made), out)
+    if given["page_file"] is not None:
+        _write(given["page_file"], envelope_page(made, site.name))
+    _echo(document, [envelope_view(made)], as_json)
+
+
+def _progress(loads: int, error_ratio: float) -> None:
+    """A line on the error output for each load, as far as it is a terminal."""
+    if sys.stderr.isatty():
+        left = "" if error_ratio == float("inf") else f", look-ups up to {100 * error_ratio:.1f} % off"
+        click.echo(f"\rplanned for {loads} loads{left}  ", nl=False, err=True)
+
+
+def _echo(document: dict[str, Any], shown: list[RenderableType], as_json: bool) -> None:
+    """Print what was made."""
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _print(shown)
+
+
+def _refuse_beside(given: Mapping[str, Any], flags: Sequence[str], why: str) -> None:
+    """Refuse flags of one plan where several are made.
 
     Raises:
         ConfigError: One is given.
     """
-    if beside := next((flag for flag, value in given.items() if value is not None), None):
-        raise ConfigError(f"{beside} goes with one plan, --series makes several", pointer=beside)
+    if beside := next((flag for flag in flags if given[flag] not in (None, False)), None):
+        flag = "--" + {"page_file": "html"}.get(beside, beside).replace("_", "-")
+        raise ConfigError(f"{flag} goes with one plan, {why}", pointer=flag)
 
 
 def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
-    """Print a plan, and where Triton's files are."""
+    """Print a plan, why its preset where joulery chose it, and where Triton's files are."""
+    if made.why_preset:
+        click.echo(made.why_preset)
     _print(_shown(made, explain))
     if triton is not None:
         click.echo(f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh")
 
 
-def _plan_series(
-    site: Site, preset: str | None, max_migrations: int, loads: Path | None, out: Path | None, as_json: bool
-) -> None:
+def _plan_series(site: Site, loads: Path | None, given: Mapping[str, Any]) -> None:
     """Plan for rates that change."""
     from joulery.app.planning.plans import DayPlan, plan_site_series, series_document
     from joulery.ui.reports.plan.joint_day_text import day_view
     from joulery.ui.reports.plan.shares_text import series_view
 
-    made = plan_site_series(site, preset, max_migrations, loads)
+    _refuse_beside(given, _NOT_WITH_SERIES, "--series makes several")
+    made = plan_site_series(site, given["preset"], given["max_migrations"], loads)
     document = series_document(made)
-    _keep(document, out)
-    if as_json:
+    _keep(document, given["out"])
+    if given["as_json"]:
         click.echo(json.dumps(document))
     else:
         _print([day_view(made) if isinstance(made, DayPlan) else series_view(made)])
@@ -230,12 +311,14 @@ def _page(made: SitePlan, site: Site, stem: str) -> str:
     return shares_page.shares_page(made.plan, stem, *joint_facts(made, made.plan))
 
 
-def _triton(site: Site, made: SitePlan, folder: Path) -> None:
-    """Write Triton's configuration of every instance.
+def _triton(site: Site, made: SitePlan, folder: Path | None) -> None:
+    """Write Triton's configuration of every instance, where there is a folder for it.
 
     Raises:
         ConfigError: The plan has no shares of GPUs.
     """
+    if folder is None:
+        return
     from joulery.app.wiring.triton import write_triton
     from joulery.domain.gpu.provisioning import ProvisionPlan
 

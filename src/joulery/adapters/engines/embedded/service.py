@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +108,7 @@ class ServiceQueue:
         self._check(request)
         call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
         kind = kind_of(request, self.inputs) if self._batches else None
-        ticket = Ticket(call, deadline_s, request.variant, kind=kind, since_s=now_s)
+        ticket = Ticket(call, deadline_s, request.variant or self._steered(), kind=kind, since_s=now_s)
         if not self.queue.offer(ticket):
             raise self._overloaded(f"{self.name} has {self.queue.waiting} requests waiting, its limit")
         self.pump()
@@ -120,6 +120,25 @@ class ServiceQueue:
             self.pump()
             raise
         return _response(replica, call.variant, frame, arrival_s, call.start_s, ticket.attempts, batch)
+
+    def _steered(self) -> str:
+        """The variant that is to answer a request where replicas of several answer in stated shares; empty for any."""
+        if not self._steering.mix.steps:
+            return ""
+        there = self._answering()
+        if len(there) < 2 or any(server.warm for server in self.queue.servers):
+            return ""  # replicas that keep several variants loaded choose when they take a request
+        return self._steering.choose("", there, 0, 0.0)
+
+    def _answering(self) -> set[str]:
+        """Variants of the replicas that take requests."""
+        return {server.variant for server in self.queue.servers if not server.leaving}
+
+    def _unsteer(self, there: Collection[str]) -> None:
+        """Have any replica answer the waiting requests that were steered to a variant which is not there."""
+        for ticket in self.queue.open_tickets():
+            if ticket.variant and not ticket.payload.request.variant and ticket.variant not in there:
+                ticket.variant = ""
 
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
@@ -190,6 +209,7 @@ class ServiceQueue:
             self.replicas.remove(replica)
         elif not replica.spec.standby:
             self._fail_over(replica)
+        self._unsteer(self._answering())
         self._stand_ins = {
             lost: one for lost, one in self._stand_ins.items() if one is not replica and lost in self.replicas
         }
@@ -223,6 +243,8 @@ class ServiceQueue:
 
     def drop(self, message: str, variants: frozenset[str] | None = None) -> None:
         """Answer waiting requests with an error: all, or those for a variant that is not among ``variants``."""
+        if variants is not None:
+            self._unsteer(variants)
         for ticket in self.queue.drop_waiting(variants) if variants is not None else self.queue.drop_waiting():
             ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
         self.pump()

@@ -42,6 +42,9 @@ class JointEffort:
         near: Patterns added at most, for each machine, because a better plan may need them.
         branchings, seconds: Limits of the solver of whole numbers; a plan that took all the seconds may differ on
             another day.
+        wide_ratio: Optimality is not sought where a plan is above the relaxation by more than this.
+        alike_from: From so many services on, those that are alike are planned as one kind.
+        together: Services, or kinds of them, that are planned at once; more are planned in batches.
     """
 
     patience: int = 3
@@ -54,6 +57,9 @@ class JointEffort:
     near: int = 400
     branchings: int = 500
     seconds: float = 20.0
+    wide_ratio: float = 1.0
+    alike_from: int = 25
+    together: int = 96
 
 
 class JointProof(NamedTuple):
@@ -82,8 +88,13 @@ class JointGenerator:
             for item in np.flatnonzero(packing.alone < NEVER).tolist():
                 self.add(machine, (item,))
 
-    def generate(self, duals: Duals) -> Duals:
-        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more."""
+    def generate(self, duals: Duals, gpus: int | None = None) -> Duals:
+        """Add patterns until a narrow search finds none worth its GPU, or the relaxation hardly falls any more.
+
+        Args:
+            duals: Prices to begin with.
+            gpus: How many GPUs there are in all; None for any number.
+        """
         stale, best = 0, duals.value
         while stale < self.effort.patience and not self.problem.request.alone:
             added = 0
@@ -95,7 +106,7 @@ class JointGenerator:
                 added += self._add_some(machine, found.patterns, self.effort.patterns)
             if not added:
                 break
-            duals = self.master.relax()
+            duals = self.master.relax(gpus)
             fell = duals.value < best * (1 - self.effort.stall_ratio)
             stale, best = (0, duals.value) if fell else (stale + 1, best)
         return duals
@@ -181,8 +192,7 @@ class JointGenerator:
         """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""
         problem = self.problem
         scaled = duals._replace(demand=duals.demand * scale, accuracy=duals.accuracy * scale)
-        rates = np.array([each.workload.rate_rps for each in problem.services])
-        value = float(rates @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
+        value = float(problem.rates_rps @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
         for price, kind in zip(duals.pool.tolist(), problem.fleet, strict=True):
             if kind.gpu_type.available is not None:
                 value -= price * kind.gpu_type.available
@@ -216,7 +226,7 @@ class JointGenerator:
         fleet = problem.machines[machine].fleet
         standing = float(problem.standing_w[machine])
         price = problem.objective.value(standing, problem.fleet[fleet].gpu_type.usd_per_hour, 1)
-        return max(price + duals.power * standing + float(duals.pool[fleet]), _LEAST_COST)
+        return max(price + duals.power * standing + float(duals.pool[fleet]) - duals.gpu_price, _LEAST_COST)
 
     def add(self, machine: int, pattern: Pattern) -> bool:
         """Add a pattern to the master problem, if it fits and is new."""

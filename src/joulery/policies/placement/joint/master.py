@@ -9,7 +9,7 @@ unserved at a prohibitive price, so that there is always a solution.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.divisions import divisions_of
+from joulery.policies.placement.joint.gpu_counts import solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -37,6 +39,8 @@ class Duals(NamedTuple):
         pool: What one more GPU of each type would save, float64[types].
         power: What one more watt under the cap would save.
         unserved: Requests a second left out, float64[services].
+        gpu_price: What one more GPU costs where their number is fixed; below 0 where more of them save.
+        gpus: How many there are, cut ones included.
     """
 
     value: float
@@ -45,6 +49,8 @@ class Duals(NamedTuple):
     pool: FloatArray
     power: float
     unserved: FloatArray
+    gpu_price: float = 0.0
+    gpus: float = 0.0
 
 
 class KnownPattern(NamedTuple):
@@ -80,6 +86,7 @@ class JointSolution(NamedTuple):
         slices: How many slices run each option, by its index; none that is 0.
         cuts: How many GPUs are cut in each way, by the index of the cut; none that is 0.
         proven: No solution over the same columns has less: the solver's branch and bound.
+        divisions: How many services are served by each division, by its index; of services that stand for several.
     """
 
     counts: Mapping[int, int]
@@ -90,6 +97,7 @@ class JointSolution(NamedTuple):
     slices: Mapping[int, int] = {}
     cuts: Mapping[int, int] = {}
     proven: float = 0.0
+    divisions: Mapping[int, int] = {}
 
 
 class JointMaster:
@@ -97,6 +105,8 @@ class JointMaster:
 
     Attributes:
         patterns: In the order they were added.
+        divisions: Ways to serve one of several services that are alike.
+        divisions_complete: Whether there are no others.
     """
 
     def __init__(self, problem: JointProblem) -> None:
@@ -109,6 +119,7 @@ class JointMaster:
         self._cut = len(problem.slices) + len(problem.cuts)
         self._reduced = np.zeros(self._cut)
         self._unserved = _unserved_price(problem)
+        self.divisions, self.divisions_complete = divisions_of(problem)
         self._lp, self._rows = self._empty()
 
     def add(self, machine: int, layout: PackedGpu) -> bool:
@@ -133,8 +144,10 @@ class JointMaster:
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
         return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)
 
-    def relax(self) -> Duals:
-        """The linear optimum over the patterns so far."""
+    def relax(self, gpus: int | None = None) -> Duals:
+        """The linear optimum over the patterns so far; with so many GPUs in all, if their number is given."""
+        low, high = (0.0, self._lp.inf) if gpus is None else (float(gpus), float(gpus))
+        self._lp.changeRowBounds(self._rows.count, low, high)
         run(self._lp)
         problem, solution = self.problem, self._lp.getSolution()
         dual = np.array(solution.row_dual, np.float64)
@@ -151,6 +164,8 @@ class JointMaster:
             pool=np.maximum(-dual[rows.pool : rows.pool + types], 0.0),
             power=max(float(power), 0.0),
             unserved=values[flows : flows + services],
+            gpu_price=0.0 if gpus is None else float(dual[rows.count]),
+            gpus=float(values[self._first + len(problem.slices) :].sum()),
         )
 
     def whole(self, *, gap_ratio: float, seconds: float, branchings: int, slack: float = math.inf) -> JointSolution:
@@ -167,21 +182,49 @@ class JointMaster:
         first = self._first + self._cut
         for at in np.flatnonzero(self._reduced > slack).tolist():
             mip.changeColBounds(self._first + at, 0.0, 0.0)
-        make_whole(mip, range(self._first, first + len(self.patterns)))
-        status = run(mip)
-        values = np.array(mip.getSolution().col_value, np.float64)
-        rates = np.array([each.workload.rate_rps for each in self.problem.services])
-        if not len(values) or not math.isfinite(mip.getInfo().objective_function_value):
-            return JointSolution({}, {}, math.inf, rates, status)
+        last = first + len(self.patterns)
+        self._add_divisions(mip, first)
+        make_whole(mip, range(self._first, last + len(self.divisions)))
+        gpus = [*range(self._first + len(self.problem.slices), last)]
+        values, value, proven, status = solve_by_count(mip, gpus, gap_ratio)
+        if not len(values):
+            return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
         unserved = values[len(self._flows) : self._first]
         options, cuts = len(self.problem.slices), np.rint(values[self._first : first])
         slices = {at: int(n) for at, n in enumerate(cuts[:options]) if n > 0}
         cut = {at: int(n) for at, n in enumerate(cuts[options:]) if n > 0}
-        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:])) if n > 0}
+        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:last])) if n > 0}
+        divided = {at: int(n) for at, n in enumerate(np.rint(values[last : last + len(self.divisions)])) if n > 0}
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        info = mip.getInfo()
-        value, proven = float(info.objective_function_value), float(info.mip_dual_bound)
-        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven)
+        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided)
+
+    def _add_divisions(self, mip: Any, first: int) -> None:
+        """Every service of several that are alike is served by a division of its own; patterns provide its instances.
+
+        Args:
+            mip: The model, its patterns in the columns from ``first`` on.
+            first: The first of them.
+        """
+        if not self.divisions:
+            return
+        last = first + len(self.patterns)
+        for _ in self.divisions:
+            mip.addCol(0.0, 0.0, mip.inf, 0, np.zeros(0, np.int32), np.zeros(0))
+        used: dict[int, dict[int, float]] = defaultdict(dict)
+        for at, division in enumerate(self.divisions):
+            for item, count in Counter(division.items).items():
+                used[item][last + at] = -float(count)
+        for at, known in enumerate(self.patterns):
+            for item, count in Counter(known.layout.pattern).items():
+                if item in used:
+                    used[item][first + at] = float(count)
+        for entries in used.values():
+            add_row(mip, 0.0, mip.inf, list(entries), list(entries.values()))
+        for service in sorted({division.service for division in self.divisions}):
+            held = self.problem.services[service]
+            mine = [last + at for at, division in enumerate(self.divisions) if division.service == service]
+            columns = [*mine, len(self._flows) + service]
+            add_row(mip, held.count, mip.inf, columns, [*(1.0 for _ in mine), 1 / held.workload.rate_rps])
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
@@ -190,7 +233,7 @@ class JointMaster:
         costs = [problem.objective.per_w * self._request_j(flow) for flow in self._flows]
         for cost, most in (
             *((cost, model.inf) for cost in costs),
-            *zip(self._unserved.tolist(), (each.workload.rate_rps for each in problem.services), strict=True),
+            *zip(self._unserved.tolist(), problem.rates_rps.tolist(), strict=True),
             *self._cut_columns(),
         ):
             model.addCol(cost, 0.0, most, 0, np.zeros(0, np.int32), np.zeros(0))
@@ -198,9 +241,10 @@ class JointMaster:
         for at, flow in enumerate(self._flows):
             provided = [] if flow.option < 0 else [problem.slices[flow.option].capacity_rps]
             add_row(model, 0.0, model.inf, [at, *(self._first + flow.option for _ in provided)], [-1.0, *provided])
-        for at, service in enumerate(problem.services):
+        rates = problem.rates_rps.tolist()
+        for at in range(services):
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at] + [flows + at]
-            add_row(model, service.workload.rate_rps, model.inf, mine, [1.0] * len(mine))
+            add_row(model, rates[at], model.inf, mine, [1.0] * len(mine))
         for at, service in enumerate(problem.services):
             mine = [i for i, flow in enumerate(self._flows) if flow.service == at and service.floor_ratio > 0]
             gains = [service.variants[self._flows[i].variant].accuracy_ratio - service.floor_ratio for i in mine]
@@ -209,11 +253,12 @@ class JointMaster:
             most = kind.gpu_type.available
             mine = [self._first + i for i in self._cuts_of(at)]
             add_row(model, -model.inf, model.inf if most is None else float(most), mine, [1.0] * len(mine))
+        cuts = list(range(self._first + len(problem.slices), self._first + self._cut))
+        add_row(model, 0.0, model.inf, cuts, [1.0] * len(cuts))
         if problem.power_cap_w is not None:
             joules = [self._request_j(flow) for flow in self._flows]
             standing = [float(problem.standing_w[cut.machine]) for cut in problem.cuts]
-            mine = [*range(flows), *range(self._first + len(problem.slices), self._first + self._cut)]
-            add_row(model, -model.inf, problem.power_cap_w, mine, [*joules, *standing])
+            add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *cuts], [*joules, *standing])
         for entries in self._slice_rows():
             add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
         return model, rows
@@ -259,6 +304,7 @@ class JointMaster:
             entries[row] = entries.get(row, 0.0) + count * each.rate_rps
             provided[item] += count
         entries[rows.pool + problem.machines[known.machine].fleet] = 1.0
+        entries[rows.count] = 1.0
         if problem.power_cap_w is not None:
             entries[rows.power] = self.pattern_w(known)
         model.addCol(
@@ -285,7 +331,8 @@ class _Rows:
         self.demand = flows
         self.floor = flows + services
         self.pool = flows + 2 * services
-        self.power = self.pool + types
+        self.count = self.pool + types
+        self.power = self.count + 1
 
 
 def _flows_of(problem: JointProblem) -> list[Flow]:

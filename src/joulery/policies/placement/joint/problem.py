@@ -56,6 +56,7 @@ class JointService:
         margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
         batches: Largest batches to choose among, for each number of equal parts of the rate; all of them, and any
             number of parts that the rules allow, where empty.
+        names: Services alike that this one stands for, itself the first; each has instances of its own. Empty for one.
     """
 
     workload: Workload
@@ -63,6 +64,12 @@ class JointService:
     floor_ratio: float = 0.0
     margin_ratio: float = 0.0
     batches: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many services it stands for."""
+        return len(self.names) or 1
 
     def __post_init__(self) -> None:
         name = self.workload.id
@@ -207,6 +214,11 @@ class JointProblem:
         return self.request.fleet
 
     @property
+    def rates_rps(self) -> FloatArray:
+        """Requests a second of each service, all that are alike together, float64[services]."""
+        return np.array([each.count * each.workload.rate_rps for each in self.services])
+
+    @property
     def objective(self) -> PlanObjective:
         """What is minimised."""
         return self.request.objective
@@ -218,7 +230,7 @@ class JointProblem:
 
     def copies(self, machine: int) -> IntArray:
         """How many of each item one GPU may hold, int64[items]: more would serve more than the service's rate."""
-        needed = [math.ceil(1 / item.part - 1e-9) for item in self.items]
+        needed = [self.services[item.service].count * math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 
     def gain(self, item: JointItem | SliceOption) -> float:
@@ -241,7 +253,7 @@ def problem_of(request: JointRequest) -> JointProblem:
         ConfigError: No services or types, two services of one name, or a model that no type knows.
     """
     services, fleet, rules = request.services, request.fleet, request.rules
-    _check(services, fleet, request.power_cap_w)
+    check_request(request)
     check_slices(request)
     machines = tuple(
         ClockedType(index, _held(each, clocked), clocked, rules.max_batch)
@@ -360,7 +372,13 @@ def _explain(service: JointService, types: Sequence[GpuType], rules: Rules) -> N
     )
 
 
-def _check(services: Sequence[JointService], fleet: Sequence[JointFleet], power_cap_w: float | None) -> None:
+def check_request(request: JointRequest) -> None:
+    """Check that a request can be meant.
+
+    Raises:
+        ConfigError: No services or types, two services of one name, a model that no type knows, or a cap that is none.
+    """
+    services, fleet, power_cap_w = request.services, request.fleet, request.power_cap_w
     if not services:
         raise ConfigError("there is nothing to plan", pointer="services", hint="list at least one service")
     if not fleet:

@@ -15,8 +15,8 @@ from joulery.domain.gpu.plan_moves import InstanceShape, gpu_moves, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.perf.instances import ServingInstance, predict_gpu
 from joulery.policies.placement.joint.master import KnownPattern
-from joulery.policies.placement.joint.plan import ChosenInstance
 from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.result.planned_gpus import ChosenInstance
 from joulery.policies.placement.joint.slices import part_scv
 
 

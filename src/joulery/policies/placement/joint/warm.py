@@ -23,9 +23,10 @@ from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.highs import add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
-from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, KnownPattern
-from joulery.policies.placement.joint.plan import gpu_of, gpus_of, plan_joint, quality_of, value_of
+from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
+from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
 from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, RunningGroup, groups_of, successors
 
 NO_BOUND = "warm: known patterns and running instances; no bound"
@@ -33,8 +34,12 @@ _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
 _SLACK = 0.005
 """How much a pattern may cost beyond what it is worth, as a ratio of the relaxation, to be chosen from."""
+_ENOUGH = 0.02
+"""How much dearer than the relaxation a plan of those may be; else it is chosen from all known patterns."""
 _SUCCESSORS = 150
 """Patterns to choose from, at most."""
+_SERVICES = 100
+"""Services for which a plan is made from the running one; more are planned afresh."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
@@ -88,9 +93,8 @@ def replan(
         ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
     """
     effort = effort or WarmEffort()
-    if any(
-        kind.sliced is not None for kind in request.fleet
-    ):  # slices come from a table: nothing is known of them here
+    # Slices come from a table, nothing is known of them here; many services are planned afresh in less time.
+    if any(kind.sliced is not None for kind in request.fleet) or len(request.services) > _SERVICES:
         return _afresh(request, before, max_moves)
     try:
         problem = problem_of(narrowed(request, before))
@@ -100,7 +104,7 @@ def replan(
     duals = generator.master.relax()
     generator.enrich(duals, _SLACK * duals.value)
     patterns = _promising(generator, duals)
-    found = _unlimited(problem, generator, before, patterns, effort)
+    found = _unlimited(problem, generator, before, patterns, duals.value * (1 + _ENOUGH), effort)
     if max_moves is not None and (found is None or found.moves.moves > max_moves):
         found = _limited(problem, before, patterns, max_moves, effort)
     return _afresh(request, before, max_moves) if found is None else found
@@ -111,18 +115,26 @@ def _unlimited(
     generator: JointGenerator,
     before: ProvisionPlan,
     patterns: Sequence[KnownPattern],
+    enough: float,
     effort: WarmEffort,
 ) -> WarmPlan | None:
-    """The best plan over the promising patterns, or over all; None where nothing serves everything."""
+    """The best plan over the promising patterns, or over all where that is dearer; None where none serves all."""
     few = JointMaster(problem)
     for known in patterns:
         few.add(known.machine, known.layout)
+    best: tuple[float, JointMaster, JointSolution] | None = None
     for master in (few, generator.master):
         found = master.whole(gap_ratio=effort.gap_ratio, seconds=effort.seconds, branchings=effort.branchings)
-        if bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value):
-            chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
-            return _followed(problem, before, gpus_of(problem, chosen, found.flows))
-    return None
+        serves = bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value)
+        if serves and (best is None or found.value < best[0]):
+            best = found.value, master, found
+        if best is not None and best[0] <= enough:
+            break
+    if best is None:
+        return None
+    _, master, found = best
+    chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
+    return _followed(problem, before, gpus_of(problem, chosen, found.flows))
 
 
 def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
@@ -133,6 +145,8 @@ def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
     for pattern in best_patterns(before.certificate, _SIZES):
         for each in pattern.instances:
             known[each.service][round(before.certificate.rates_rps[each.service] / each.capacity_rps)].add(each.batch)
+    for names in before.certificate.alike:
+        known.update(dict.fromkeys(names[1:], known[names[0]]))
 
     def narrow(service: JointService) -> JointService:
         mine = known.get(service.workload.id)
@@ -174,7 +188,7 @@ def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort)
     if certificate is not None:
         index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
         names = {each.workload.id: at for at, each in enumerate(problem.services)}
-        for pattern in best_patterns(certificate, _SIZES):
+        for pattern in _by_name(certificate, best_patterns(certificate, _SIZES)):
             items = []
             for each in pattern.instances:
                 at = names.get(each.service, -1)
@@ -189,6 +203,17 @@ def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort)
                     generator.add(machine, tuple(sorted(items)))
     generator.generate(generator.master.relax())
     return generator
+
+
+def _by_name(certificate: PlanCertificate, patterns: Sequence[CertifiedPattern]) -> list[CertifiedPattern]:
+    """The patterns, and the same for the other services of kinds that were planned as one: first, second and so on."""
+    found = list(patterns)
+    for at in range(1, max((len(names) for names in certificate.alike), default=1)):
+        others = {names[0]: names[at % len(names)] for names in certificate.alike}
+        for pattern in patterns:
+            renamed = tuple(one._replace(service=others.get(one.service, one.service)) for one in pattern.instances)
+            found.append(pattern._replace(instances=renamed))
+    return found
 
 
 def _followed(problem: JointProblem, before: ProvisionPlan, gpus: Sequence[PlannedGpu]) -> WarmPlan:

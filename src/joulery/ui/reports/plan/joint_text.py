@@ -145,7 +145,8 @@ def _simulated(made: SitePlan, certificate: PlanCertificate) -> Text | None:
     if verdict is None:
         return None
     off = verdict.power_w / certificate.power_w - 1
-    text = Text(f"simulated on {verdict.truth}, {verdict.seeds} seeds: ")
+    text = Text(f"simulated on {verdict.truth}, {verdict.seeds} seeds")
+    text.append(f", {verdict.layouts} GPUs that differ, those alike once: " if verdict.layouts else ": ")
     if verdict.violated:
         text.append(f"{', '.join(verdict.violated)} violate their SLO", "bold red")
     else:
@@ -168,14 +169,17 @@ def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     dearest = sorted(
         certificate.demand_price, key=lambda name: -certificate.demand_price[name] * certificate.rates_rps[name]
     )
-    for name in dearest[:_WORTH_SHOWN]:
+    more = {name: len(names) - 1 for names in certificate.alike for name in names[:1]}
+    others = {name for names in certificate.alike for name in names[1:]}
+    said = {name: f"{name}, or any of {more[name]} alike," if name in more else name for name in dearest}
+    for name in [each for each in dearest if each not in others][:_WORTH_SHOWN]:
         price = certificate.demand_price[name]
         worth = value_text(objective, price * certificate.rates_rps[name] / 10)
-        lines.append(f"a tenth more requests of {name} would cost about {worth}")
+        lines.append(f"a tenth more requests of {said[name]} would cost about {worth}")
     for name, price in certificate.accuracy_price.items():
-        if price > 0:
+        if price > 0 and name not in others:
             worth = value_text(objective, price * certificate.rates_rps[name] / 100)
-            lines.append(f"a point of accuracy of {name} less would save about {worth}")
+            lines.append(f"a point of accuracy of {said[name]} less would save about {worth}")
     for name, price in certificate.pool_price.items():
         if price > 0:
             lines.append(f"one {name} more would save about {value_text(objective, price)}")

@@ -1,0 +1,78 @@
+"""Check 9 of preset joint: look-ups in an envelope over carbon price and load against plans made afresh."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from dataclasses import replace
+from typing import Any, Protocol
+
+from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
+from joulery.policies.placement.joint.day import with_rates
+from joulery.policies.placement.joint.frontier import make_envelope
+from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.problem import JointRequest
+
+AXIS = PriceAxis("carbon", g_per_kwh=300.0)
+LIMIT_S = 420.0
+"""CPU seconds that the envelope may take."""
+POINTS = 50
+_LOOKUPS = 2000
+
+
+class Added(Protocol):
+    """Takes the checks."""
+
+    rows: list[list[str]]
+
+    def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
+        """One check: its bar, whether it held, and its figures."""
+        ...
+
+
+def add_envelope_checks(checks: Added, asked: JointRequest) -> None:
+    """Make an envelope of I1, and hold look-ups at random prices and loads against plans made afresh."""
+    begin = time.process_time()
+    envelope = make_envelope(asked, AXIS, proceed=lambda: time.process_time() - begin < LIMIT_S)
+    took_s = time.process_time() - begin
+    compare(checks, asked, envelope, took_s)
+
+
+def compare(checks: Added, asked: JointRequest, envelope: Envelope, took_s: float) -> None:
+    """The checks, for an envelope that is made already."""
+    errors = envelope.errors()
+    wide = [each for each in errors if each.error_ratio > 0.005]
+    width = sum(each.to_load - each.from_load for each in wide) / (envelope.loads[-1] - envelope.loads[0])
+    text = (
+        f"{len(envelope.plans)} plans for {len(envelope.loads)} loads in {took_s:.0f} s; look-ups may be more than 0.5"
+        f" % above the best plan known in {100 * width:.1f} % of the loads"
+    )
+    checks.rows.append(["9", "the envelope of I1, carbon price and load 0.2 to 1.2", text])
+    found = list[tuple[float, float, float]]()
+    for price, load in points(envelope):
+        rates = {each.workload.id: load * each.workload.rate_rps for each in asked.services}
+        fresh = plan_joint(replace(with_rates(asked, rates), objective=AXIS.objective(price)))
+        assert fresh.certificate is not None
+        found.append((envelope.lookup(price, load)[1] / fresh.certificate.value - 1, price, load))
+    worst = sorted(found, reverse=True)[:3]
+    over = [each for each in found if each[0] > 0.005]
+    where = "; ".join(f"{100 * off:+.2f} % at {price:.3g} USD/kg and load {load:.3f}" for off, price, load in worst)
+    median = statistics.median(off for off, _, _ in found)
+    text = f"{POINTS - len(over)} of {POINTS}, median {100 * median:+.2f} %, the worst {where}"
+    bar = f"{POINTS} random prices and loads: a look-up within 0.5 % of a plan made afresh"
+    checks.add("9", bar, not over, text, within=POINTS - len(over), worst_ratio=worst[0][0], median_ratio=median)
+    begin = time.perf_counter()
+    for price, load in points(envelope, _LOOKUPS):
+        envelope.lookup(price, load)
+    took_ms = 1e3 * (time.perf_counter() - begin) / _LOOKUPS
+    checks.add("9", "a look-up takes at most 1 ms", took_ms <= 1.0, f"{1e3 * took_ms:.0f} µs", lookup_ms=took_ms)
+
+
+def points(envelope: Envelope, count: int = POINTS) -> list[tuple[float, float]]:
+    """Random prices, evenly in logarithms between the lowest and the highest, and random loads."""
+    rng = random.Random(9)
+    low, high = math.log(envelope.prices[0]), math.log(envelope.prices[-1])
+    first, last = envelope.loads[0], envelope.loads[-1]
+    return [(math.exp(rng.uniform(low, high)), rng.uniform(first, last)) for _ in range(count)]

@@ -1,0 +1,181 @@
+"""Joint plans of a site over a price and a load: made within a limit of CPU time, kept in a file, looked up there."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from joulery.app.planning.envelope_files import read_envelope
+from joulery.app.planning.joint import joint_request
+from joulery.config.site import Site
+from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.gpu.optimum import PlanCertificate
+from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
+from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope
+from joulery.policies.placement.joint.plan import quality_of_fleet
+from joulery.policies.placement.joint.problem import JointRequest
+
+LIMIT_S = 600.0
+"""CPU time that an envelope may take, unless given otherwise."""
+_METHOD = "looked up in an envelope"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """What a look-up found.
+
+    Attributes:
+        plan: The plan at the load that was asked for.
+        name: Its name in the envelope.
+        load, price: What was asked for.
+        error_ratio: How far it may be above the best known plan, by the load beside it; NaN where it is not known.
+    """
+
+    plan: ProvisionPlan
+    name: str
+    load: float
+    price: float
+    error_ratio: float
+
+
+def site_envelope(
+    site: Site,
+    g_per_kwh: float | None = None,
+    loads: tuple[float, float] = LOADS,
+    limit_s: float = LIMIT_S,
+    effort: EnvelopeEffort | None = None,
+    cpu_s: Callable[[], float] = time.process_time,
+    progress: Callable[[int, float], None] = lambda loads, error_ratio: None,
+) -> Envelope:
+    """The envelope of a site.
+
+    Args:
+        site: The site.
+        g_per_kwh: Carbon intensity; the site's when None. Without any, energy is priced instead of carbon.
+        loads: The lowest and the highest load, as ratios of the services' rates.
+        limit_s: CPU time after which no further load is planned for.
+        effort: How hard to try.
+        cpu_s: CPU time of this process.
+        progress: Called with how many loads are planned for, and the greatest error ratio left.
+
+    Raises:
+        ConfigError: The site says too little.
+        InfeasibleError: Not even the lowest load can be served.
+    """
+    request, axis = _asked(site, g_per_kwh)
+    begin = cpu_s()
+    made = make_envelope(request, axis, loads, effort, lambda: cpu_s() - begin < limit_s, progress)
+    return replace(made, site=_words(request), quality=quality_of_fleet(request.fleet))
+
+
+def look_up(site: Site, file: Path, load: float, price: float) -> FoundPlan:
+    """The plan of an envelope file for a load and a price.
+
+    Raises:
+        DataError: The file is no envelope, or was made for another site.
+        ConfigError: The load or the price is no number from 0.
+        InfeasibleError: The load is above all that the envelope was made for.
+    """
+    envelope = read_envelope(file)
+    request, _ = _asked(site, envelope.axis.g_per_kwh)
+    _check_site(file, envelope.site, _words(request))
+    found, cost = envelope.lookup(price, load)
+    gpus, axis = found.at(load), envelope.axis
+    power_w = found.power_at_w(load)
+    certificate = PlanCertificate(
+        objective=axis.objective(price),
+        value=cost,
+        bound=0.0,
+        method=f"{_METHOD}: {found.name}, made for load {found.load:.4g}; no bound of its own",
+        optimal=False,
+        power_w=power_w,
+        rates_rps={each.workload.id: load * each.workload.rate_rps for each in request.services},
+        floors_ratio={each.workload.id: each.floor_ratio for each in request.services},
+        available={each.gpu_type.name: each.gpu_type.available for each in request.fleet},
+        power_cap_w=request.power_cap_w,
+    )
+    plan = ProvisionPlan("joint", gpus, quality=envelope.quality, certificate=certificate)
+    error = next((e.error_ratio for e in envelope.errors() if e.from_load < load <= e.to_load), math.nan)
+    return FoundPlan(plan, found.name, load, price, error)
+
+
+def point_of(text: str) -> tuple[float, float]:
+    """A load and a price as a flag has them: ``0.8`` or ``0.8,0.1``.
+
+    Raises:
+        ConfigError: They are no numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        load, price = float(parts[0]), float(parts[1]) if len(parts) > 1 else 0.0
+    except ValueError:
+        load = price = math.nan
+    if len(parts) > 2 or not (0 < load < math.inf and 0 <= price < math.inf):
+        raise ConfigError(
+            "a look-up needs a load, and a price if there is one",
+            pointer="--at",
+            got=text,
+            expected="LOAD or LOAD,PRICE, such as 0.8,0.1",
+        )
+    return load, price
+
+
+def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis]:
+    plan = site.plan
+    intensity = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
+    weights = plan.weights
+    what = "energy" if intensity is None else "carbon"
+    rent, energy = (1.0, 0.0) if weights is None else (weights.cost, weights.energy)
+    axis = PriceAxis(what, rent, energy if what == "carbon" else 0.0, intensity, plan.pue)
+    axis.objective(1.0)  # an intensity that cannot be meant is refused before any plan is made
+    return joint_request(site, "energy", intensity), axis
+
+
+def _words(request: JointRequest) -> str:
+    """What makes a site's envelope: services, types, rules."""
+    services = {
+        each.workload.id: [
+            [[variant.model, None if math.isnan(variant.accuracy_ratio) else variant.accuracy_ratio]]
+            for variant in each.variants
+        ]
+        + [each.workload.rate_rps, each.workload.slo.latency_s, each.workload.slo.quantile]
+        + [each.workload.arrivals.scv, each.floor_ratio]
+        for each in request.services
+    }
+    types = {
+        each.gpu_type.name: [each.gpu_type.usd_per_hour, each.gpu_type.available, each.host_w, list(each.clocks_mhz)]
+        for each in request.fleet
+    }
+    rules = [request.rules.margin_ratio, request.rules.max_batch, request.rules.max_replicas, request.power_cap_w]
+    return json.dumps({"services": services, "types": types, "rules": rules}, sort_keys=True)
+
+
+def _check_site(file: Path, was: str, now: str) -> None:
+    """Refuse an envelope that was made for something else.
+
+    Raises:
+        DataError: It was.
+    """
+    if was == now:
+        return
+    try:
+        old, new = json.loads(was), json.loads(now)
+        differing = [
+            name
+            for part in ("services", "types")
+            for name in sorted(set(old[part]) | set(new[part]))
+            if old[part].get(name) != new[part].get(name)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        differing = []
+    what = ", ".join(differing[:4]) or "the rules of the plan"
+    raise DataError(
+        f"the envelope was made for another site: {what} changed",
+        file=str(file),
+        hint="make it again: joulery plan SITE --preset joint --envelope --out FILE",
+    )

@@ -1,0 +1,115 @@
+"""Envelope files: joint plans over a price and a load, written once and looked up by later runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from joulery.domain.errors import DataError
+from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, PriceAxis
+from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.quality import Quality
+from joulery.store.files import require_json
+from joulery.store.plan_documents import document_of, finite
+from joulery.store.plans import PlanFile
+
+SCHEMA = "joulery.plan-envelope/1"
+_HINT = "write one with: joulery plan SITE --preset joint --envelope --out FILE"
+
+
+def envelope_document(envelope: Envelope) -> dict[str, Any]:
+    """The envelope as one JSON object: its plans, what is best where, and how far look-ups may be off.
+
+    ``plans`` hold the GPUs at each plan's own ``load``. At a lower load requests, and the watts that they draw, are in
+    proportion. ``frontier`` lists, for each load, the plans that are best there and from which price to which.
+    """
+    axis = envelope.axis
+    return {
+        "schema": SCHEMA,
+        "site": envelope.site,
+        "quality": envelope.quality.value,
+        "price": {**axis._asdict(), "unit": axis.unit},
+        "prices": list(envelope.prices),
+        "loads": list(envelope.loads),
+        "gap_ratio": finite(envelope.gap_ratio),
+        "errors": [each._asdict() | {"error_ratio": finite(each.error_ratio)} for each in envelope.errors()],
+        "frontier": [
+            {
+                "load": load,
+                "plans": [
+                    {"name": plan.name, "from_price": low, "to_price": high, **_figures(envelope, plan, load)}
+                    for plan, low, high in envelope.frontier(load)
+                ],
+            }
+            for load in envelope.loads
+        ],
+        "plans": [
+            {
+                "name": each.name,
+                "load": each.load,
+                "price": each.price,
+                "bound": each.bound,
+                "plan": document_of(ProvisionPlan("joint", each.gpus, quality=envelope.quality)),
+            }
+            for each in envelope.plans
+        ],
+    }
+
+
+def _figures(envelope: Envelope, plan: EnvelopePlan, load: float) -> dict[str, Any]:
+    power_w = plan.power_at_w(load)
+    grams = envelope.axis.objective(1.0).carbon_g_per_hour(power_w, len(plan.gpus))
+    return {
+        "gpus": len(plan.gpus),
+        "power_w": power_w,
+        "usd_per_hour": plan.usd_per_hour,
+        "carbon_g_per_hour": grams,
+        "accuracy_ratio": finite(plan.accuracy_ratio),
+    }
+
+
+def read_envelope(file: Path) -> Envelope:
+    """Read an envelope that :func:`envelope_document` describes.
+
+    Raises:
+        DataError: The file cannot be read, or is no envelope.
+    """
+    document = require_json(file)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise DataError(f"not an envelope: no schema {SCHEMA}", file=str(file), hint=_HINT)
+    try:
+        price = {key: value for key, value in document["price"].items() if key != "unit"}
+        plans = tuple(
+            EnvelopePlan(
+                str(each["name"]),
+                _positive(each["load"]),
+                float(each["price"]),
+                float(each["bound"]),
+                _gpus(file, each["plan"]),
+            )
+            for each in document["plans"]
+        )
+        return Envelope(
+            PriceAxis(**price),
+            plans,
+            tuple(float(each) for each in document["prices"]),
+            tuple(_positive(each) for each in document["loads"]),
+            str(document["site"]),
+            Quality(document["quality"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the envelope lacks or misstates {error}", file=str(file), hint=_HINT) from None
+
+
+def _positive(value: Any) -> float:
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"a load above 0, not {value}")
+    return float(value)
+
+
+def _gpus(file: Path, document: Any) -> tuple[Any, ...]:
+    plan = PlanFile(file, document).plan()
+    if not isinstance(plan, ProvisionPlan):
+        raise ValueError(f"a joint plan, not one of {plan.policy}")
+    return plan.gpus

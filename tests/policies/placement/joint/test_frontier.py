@@ -1,0 +1,164 @@
+"""The envelope: look-ups that can be run, never below a bound, rising with the load, concave in the price."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
+from joulery.policies.placement.joint.day import with_rates
+from joulery.policies.placement.joint.frontier import EnvelopeEffort, make_envelope
+from joulery.policies.placement.joint.plan import plan_joint
+from tests.policies.placement.joint.brute_force import fleet, random_request
+from tests.policies.placement.joint.test_alike import check
+
+AXIS = PriceAxis("carbon", g_per_kwh=300.0)
+
+
+def at(request, load, objective):
+    rates = {each.workload.id: load * each.workload.rate_rps for each in request.services}
+    return replace(with_rates(request, rates), objective=objective)
+
+
+@pytest.fixture(scope="module", params=[0, 1, 9])
+def made(request):
+    asked = random_request(request.param)
+    return asked, make_envelope(asked, AXIS, effort=EnvelopeEffort(loads=24))
+
+
+def points(envelope, count, seed=0):
+    rng = random.Random(seed)
+    low, high = math.log(envelope.prices[0]), math.log(envelope.prices[-1])
+    first, last = envelope.loads[0], envelope.loads[-1]
+    return [(math.exp(rng.uniform(low, high)), rng.uniform(first, last)) for _ in range(count)]
+
+
+def test_a_look_up_can_be_run_at_its_load_and_costs_what_it_says(made):
+    asked, envelope = made
+    for price, load in points(envelope, 20):
+        plan, cost = envelope.lookup(price, load)
+        assert load <= plan.load * (1 + 1e-9)
+        gpus = plan.at(load)
+        check_plan(at(asked, load, AXIS.objective(price)), gpus)
+        power_w = math.fsum(gpu.power_w for gpu in gpus)
+        for gpu in gpus:
+            parts = gpu.idle_w + gpu.host_w + math.fsum(e.overhead_w + e.requests_w for e in gpu.instances)
+            assert parts == pytest.approx(gpu.power_w, rel=1e-9)
+        assert power_w == pytest.approx(plan.power_at_w(load))
+        rent = math.fsum(gpu.usd_per_hour for gpu in gpus)
+        assert cost == pytest.approx(AXIS.objective(price).value(power_w, rent, len(gpus)))
+
+
+def check_plan(request, gpus):
+    """Everything served by name, within floors, no instance above its limits."""
+
+    class Plan:
+        """What :func:`check` reads."""
+
+        certificate = type("", (), {"power_w": math.fsum(gpu.power_w for gpu in gpus)})
+
+    Plan.gpus = gpus
+    check(request, Plan)
+
+
+def test_it_is_never_below_a_bound_and_close_to_a_plan_made_afresh(made):
+    asked, envelope = made
+    narrow = [e for e in envelope.errors() if e.error_ratio > 0.01]
+    for price, load in points(envelope, 6, seed=1):
+        fresh = plan_joint(at(asked, load, AXIS.objective(price))).certificate
+        cost = envelope.lookup(price, load)[1]
+        assert cost >= fresh.bound * (1 - 1e-9)
+        if not any(e.from_load <= load <= e.to_load for e in narrow):
+            assert cost <= fresh.value * 1.02
+
+
+def test_it_rises_with_the_load_and_is_concave_in_the_price(made):
+    _, envelope = made
+    loads = np.linspace(envelope.loads[0], envelope.loads[-1], 60).tolist()
+    for price in envelope.prices[::6]:
+        costs = [envelope.lookup(price, load)[1] for load in loads]
+        assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(costs))
+    prices = np.linspace(envelope.prices[0], envelope.prices[-1], 80)
+    for load in (0.2, 0.55, 1.0):
+        costs = np.array([envelope.lookup(price, load)[1] for price in prices.tolist()])
+        assert (costs[1:-1] >= (costs[:-2] + costs[2:]) / 2 * (1 - 1e-9)).all()
+        assert (np.diff(costs) >= -1e-9).all()
+
+
+def test_the_frontier_is_what_look_ups_find(made):
+    _, envelope = made
+    for load in envelope.loads[::4]:
+        parts = envelope.frontier(load)
+        assert parts[0][1] == envelope.prices[0]
+        assert parts[-1][2] == envelope.prices[-1]
+        for plan, low, high in parts:
+            middle = (low + high) / 2
+            best = envelope.lookup(middle, load)[1]
+            assert AXIS.objective(middle).value(
+                plan.power_at_w(load), plan.usd_per_hour, len(plan.gpus)
+            ) == pytest.approx(best)
+        rents = [plan.usd_per_hour for plan, _, _ in parts]
+        powers = [plan.power_at_w(load) for plan, _, _ in parts]
+        assert rents == sorted(rents), "a higher price buys more rent"
+        assert powers == sorted(powers, reverse=True), "and saves power"
+
+
+def test_more_loads_leave_less_error():
+    asked = random_request(0)
+    few, envelope = (make_envelope(asked, AXIS, effort=EnvelopeEffort(loads=loads)) for loads in (8, 20))
+    wide = [e.error_ratio * (e.to_load - e.from_load) for e in few.errors()]
+    fine = [e.error_ratio * (e.to_load - e.from_load) for e in envelope.errors()]
+    assert sum(max(0.0, e) for e in fine) < sum(max(0.0, e) for e in wide)
+    assert len(envelope.loads) > len(few.loads)
+
+
+def test_it_ends_when_it_may_not_proceed():
+    asked = random_request(0)
+    seen = []
+    effort = EnvelopeEffort(first=3)
+    made = make_envelope(asked, AXIS, effort=effort, proceed=lambda: False, progress=lambda n, _: seen.append(n))
+    assert len(made.loads) == 3
+    assert seen == [2, 3]
+
+
+def test_loads_beyond_the_pool_are_left_out_and_named():
+    asked = random_request(0)
+    gpus = len(plan_joint(asked).gpus)
+    pooled = replace(asked, fleet=(replace(fleet(len(asked.fleet[0].clocks_mhz), 0.0, gpus)),))
+    made = make_envelope(pooled, AXIS, (0.5, 6.0), EnvelopeEffort(first=4, loads=4))
+    assert made.loads[-1] < 6.0
+    with pytest.raises(InfeasibleError, match="loads up to"):
+        made.lookup(1.0, 6.0)
+    with pytest.raises(InfeasibleError):
+        make_envelope(pooled, AXIS, (6.0, 7.0), EnvelopeEffort(first=2, loads=2))
+
+
+def test_without_rent_there_is_one_price():
+    asked = random_request(4)
+    kind = asked.fleet[0]
+    free = replace(asked, fleet=(replace(kind, gpu_type=replace(kind.gpu_type, usd_per_hour=0.0)),))
+    made = make_envelope(free, PriceAxis("energy"), effort=EnvelopeEffort(first=3, loads=3))
+    assert made.prices == (1.0,)
+    plan, cost = made.lookup(0.5, 1.2)
+    assert cost == pytest.approx(0.5 * plan.power_w / 1000)
+    assert made.lookup(0.0, 1.2)[1] == 0.0
+    assert [len(made.frontier(load)) for load in made.loads] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("point", [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, math.nan), (math.inf, 1.0)])
+def test_a_point_that_cannot_be_meant_is_refused(made, point):
+    with pytest.raises(ConfigError, match="a load above 0"):
+        made[1].lookup(*point)
+
+
+def test_an_envelope_without_plans_and_a_price_without_intensity_are_refused():
+    with pytest.raises(ConfigError, match="no plan"):
+        Envelope(AXIS, (), (1.0,), (1.0,))
+    with pytest.raises(ConfigError, match="need a carbon intensity"):
+        make_envelope(random_request(0), PriceAxis("carbon"))
+    with pytest.raises(ConfigError, match="a number from 0"):
+        AXIS.objective(-1.0)
