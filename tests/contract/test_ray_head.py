@@ -3,6 +3,7 @@
 import importlib.util
 import tempfile
 
+import numpy as np
 import psutil
 import pytest
 
@@ -12,6 +13,8 @@ from tests.contract.test_engine import NO_RAY, made
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY)]
+
+X = np.array([[1.0, 2.0]], np.float32)
 
 
 def head(folder: str) -> psutil.Process:
@@ -28,19 +31,19 @@ async def test_a_service_outlives_rays_head():
         engine = made("ray", folder)
         try:
             await engine.apply([toy("double"), toy("double")])
-            await ask(engine, x=[[1.0, 2.0]])
+            await ask(engine, x=X)
             head(folder).kill()
             outcomes = []
             await eventually(
                 lambda: {view.state for view in engine.replicas()} == {ReplicaState.RESTARTING}, "the loss"
             )
             try:
-                outcomes.append((await ask(engine, x=[[1.0, 2.0]], timeout_s=0.2)).outputs["y"].tolist())
+                outcomes.append((await ask(engine, x=X, timeout_s=0.2)).outputs["y"].tolist())
             except RequestError as error:
                 outcomes.append(error.outcome)
             assert outcomes == [Outcome.UNAVAILABLE]
             await eventually(lambda: {view.state for view in engine.replicas()} == {ReplicaState.READY}, "its return")
-            assert (await ask(engine, x=[[1.0, 2.0]])).outputs["y"].tolist() == [[2.0, 4.0]]
+            assert (await ask(engine, x=X)).outputs["y"].tolist() == [[2.0, 4.0]]
             assert [view.restarts for view in engine.replicas()] == [1, 1]
         finally:
             await engine.close()
