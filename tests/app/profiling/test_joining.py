@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from joulery.app.profiling.joining import JoiningTimes, live_ratio, time_joining, with_joined
-from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.tensors import TensorSpec
@@ -90,3 +91,12 @@ def test_what_cannot_join_is_one_clear_error(model, declared, fault):
     kind, words = fault
     with pytest.raises(kind, match=words):
         asyncio.run(time_joining(SERVICE, "third", ModelRef(ModelKind.PYTHON, model, SUM.options), declared=declared))
+
+
+def test_a_server_that_does_not_answer_does_not_join():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        absent = ModelRef(ModelKind.REMOTE, f"http://127.0.0.1:{port}/m")
+        with pytest.raises(CapabilityError, match="is reached"):
+            asyncio.run(time_joining(SERVICE, "third", absent))
