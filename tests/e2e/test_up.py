@@ -280,7 +280,10 @@ def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site)
 
 def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_path, site):
     """Under load, with trials: one that cannot be loaded stays out, one joins, one leaves, the baseline may not."""
-    fields = {"lambda: 10 %": "lambda: 40 %, search: learning, trials: {min_requests: 20, longest: 4 s, clock: 30 s}"}
+    fields = {
+        "lambda: 10 %": "lambda: 40 %, search: learning, trials: {min_requests: 20, longest: 4 s, clock: 30 s}",
+        "500 ms": "5 s",  # while the SLO is threatened, searches wait: not on a busy machine's account
+    }
     path, out = site(fields, duration="90 s", replay="90 s"), tmp_path / "summary.json"
     third = """        - {name: third, accuracy: 79 %, accuracy_source: made up,
             model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.0025}}}
@@ -293,7 +296,7 @@ def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_p
         path.write_text(started.replace("    profile:", f"{third}    profile:"))
         up.until("ms of CPU time a request")
         up.until("third joined: ")
-        up.until("third is planned with its live times from now on")
+        up.until("times what was planned, by its live answers")
         text = path.read_text()
         path.write_text(re.sub(r" +- {name: large,.*\n.*\n", "", text))
         up.until("large is the baseline that savings of this run are compared with")

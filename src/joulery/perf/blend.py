@@ -11,7 +11,6 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
-from joulery.domain.serving.service import Slice
 from joulery.perf.layouts import Predictor
 
 _SAMPLES = 1000
@@ -94,33 +93,26 @@ def stretched(profile: Profile, variant: str, like: str, ratio: float, active_w:
     return replace(profile, entries=(*others, *added))
 
 
-def with_live_times(profile: Profile, variant: str, seen: Mapping[Slice, Timings]) -> Profile:
-    """The profile with the live times of a variant on some slices; on the others its times move in proportion.
+def rescaled(profile: Profile, variant: str, ratio: float) -> Profile:
+    """The profile with all times of a variant multiplied by a ratio.
 
     Args:
-        profile: The profile, with the variant.
+        profile: The profile.
         variant: The variant.
-        seen: Its live times by slice, of at least one slice of the profile.
+        ratio: Above 0.
     """
-    ratios = [seen[entry.slice].mean_s / entry.loaded.mean_s for entry in _of(profile, variant) if entry.slice in seen]
-    ratio = math.fsum(ratios) / len(ratios)
-    moved = [
-        replace(entry, alone=seen[entry.slice], loaded=seen[entry.slice], batches=_batches(entry, ratio))
-        if entry.slice in seen
-        else replace(
+    entries = [
+        replace(
             entry,
             alone=_times(entry.alone, ratio),
             loaded=_times(entry.loaded, ratio),
             batches=_batches(entry, ratio),
         )
-        for entry in _of(profile, variant)
+        if entry.variant == variant
+        else entry
+        for entry in profile.entries
     ]
-    others = tuple(entry for entry in profile.entries if entry.variant != variant)
-    return replace(profile, entries=(*others, *moved))
-
-
-def _of(profile: Profile, variant: str) -> list[SliceProfile]:
-    return [entry for entry in profile.entries if entry.variant == variant]
+    return replace(profile, entries=tuple(entries))
 
 
 def _batches(entry: SliceProfile, ratio: float) -> dict[int, Timings]:

@@ -1,16 +1,19 @@
 """A variant that joins a running service: loaded once, timed, and planned by the one next to it."""
 
 import asyncio
+import math
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from joulery.app.profiling.joining import JoiningTimes, time_joining, with_joined
-from joulery.domain.errors import ConfigError, DataError
+from joulery.app.profiling.joining import JoiningTimes, live_ratio, time_joining, with_joined
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.tensors import TensorSpec
+from joulery.perf.blend import rescaled
 from joulery.policies.serving.layout_space import cpu_slices
 from tests.app.serving.test_service import profile
 
@@ -53,6 +56,24 @@ def test_without_times_it_is_planned_as_the_other():
     assert again.entry("third", TWO).loaded.mean_s == made.entry("third", TWO).loaded.mean_s, "no CPU seconds were seen"
 
 
+def test_live_answers_correct_the_times_by_cpu_seconds_however_busy_the_machine_is():
+    made, _ = with_joined(profile(), "third", SUM, "large", None)
+    slow = Timings([0.2] * 5, [0.02] * 5)
+    assert live_ratio(made, "third", {("third", ONE): slow}, {"small", "large"}) == pytest.approx(2.0)
+    assert math.isnan(live_ratio(made, "third", {("small", ONE): slow}, {"small", "large"})), "it has not answered"
+    assert rescaled(made, "third", 2.0).entry("third", TWO).loaded.mean_s == pytest.approx(2 * 0.0055)
+    assert rescaled(made, "third", 2.0).entry("large", TWO) is made.entry("large", TWO)
+
+
+def test_the_times_of_a_model_that_waits_are_compared_with_those_of_the_others_meanwhile():
+    waits = Timings([0.011], [0.0001])
+    entries = [replace(one, alone=waits, loaded=waits) for one in profile().entries]
+    made, _ = with_joined(replace(profile(), entries=tuple(entries)), "third", SUM, "large", None)
+    seen = {("third", ONE): Timings([0.066], [0.0]), ("large", ONE): Timings([0.033], [0.0])}
+    assert live_ratio(made, "third", seen, {"small", "large"}) == pytest.approx(2.0), "all take three times as long"
+    assert live_ratio(made, "third", {("third", ONE): Timings([0.066], [0.0])}, {"large"}) == pytest.approx(6.0)
+
+
 def test_a_real_worker_is_loaded_timed_and_ended():
     found = asyncio.run(time_joining(SERVICE, "third", SUM, declared=(TensorSpec("x", "FP32", (-1, 2)),)))
     assert found.piece == ONE and len(found.times) == 10
@@ -70,3 +91,12 @@ def test_what_cannot_join_is_one_clear_error(model, declared, fault):
     kind, words = fault
     with pytest.raises(kind, match=words):
         asyncio.run(time_joining(SERVICE, "third", ModelRef(ModelKind.PYTHON, model, SUM.options), declared=declared))
+
+
+def test_a_server_that_does_not_answer_does_not_join():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        absent = ModelRef(ModelKind.REMOTE, f"http://127.0.0.1:{port}/m")
+        with pytest.raises(CapabilityError, match="is reached"):
+            asyncio.run(time_joining(SERVICE, "third", absent))

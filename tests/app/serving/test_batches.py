@@ -1,8 +1,10 @@
 """``max_batch`` of a service: what its replicas are started with, and what is said where that is less."""
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from joulery.app.profiling.service_profile import obtain_profile, write_profile
 from joulery.app.serving.service import batch_remarks, choose, service_setup
@@ -14,6 +16,7 @@ from joulery.domain.serving.profile import Profile, Timings
 from joulery.policies.serving.layout_space import cpu_slices
 from joulery.policies.serving.observation import Observation
 from joulery.runtime.serving.controller import LayoutActuator, batched, occupied_s
+from joulery.ui.reports.profile_text import service_profile_view
 from tests.app.serving.test_service import profile, two_cores  # noqa: F401 - a fixture
 from tests.runtime.site_files import toy_site
 
@@ -97,6 +100,18 @@ async def test_a_given_profile_without_batches_is_one_clear_error(tmp_path):
     write_profile(tmp_path / "p.json", timed)
     obtained = await obtain_profile(setup, given=tmp_path / "p.json", cache=tmp_path, folder=None, meters=None)
     assert obtained.profile.entry("large", ONE).max_batch == 8, "written and read"
+
+
+def test_a_profile_shows_what_batches_are_worth():
+    def shown(found: Profile) -> str:
+        console = Console(width=140, record=True, file=io.StringIO())
+        for part in service_profile_view(found):
+            console.print(part)
+        return console.export_text()
+
+    text = shown(with_batches(small=()))
+    assert "in batches" in text and "6.19 ms each, up to 8" in text and text.count(" no") == 2
+    assert "in batches" not in shown(profile())
 
 
 def test_the_policy_decides_the_same_again_from_its_log(tmp_path):

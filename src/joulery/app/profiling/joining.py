@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -92,6 +93,44 @@ async def time_joining(
         await engine.close()
 
 
+def is_bound(times: Timings) -> bool:
+    """Whether a model computes for most of a request's time, so that its CPU seconds say how long it takes.
+
+    Other programs lengthen the times of some requests: the quickest tell a model that computes from one that waits.
+    """
+    return times.mean_cpu_s >= _CPU_BOUND * times.quantile_s(_QUICK)
+
+
+def live_ratio(
+    profile: Profile, variant: str, seen: Mapping[tuple[str, Slice], Timings], known: Collection[str]
+) -> float:
+    """Live times of a variant over those of its profile; NaN where none are known.
+
+    By CPU seconds where it computes. Else by its times, divided by how much longer than profiled the measured variants
+    of the service take on the same slices meanwhile: a slow machine makes no variant slower than another.
+
+    Args:
+        profile: The profile.
+        variant: The variant.
+        seen: Live times by variant and slice.
+        known: The variants that were measured.
+    """
+    entries = {(entry.variant, entry.slice): entry.loaded for entry in profile.entries}
+
+    def ratio(name: str, piece: Slice, *, cpu: bool) -> float:
+        live, planned = (one.cpu_s if cpu else one.service_s for one in (seen[name, piece], entries[name, piece]))
+        return float(np.median(live) / np.median(planned)) if np.median(planned) > 0 else math.nan
+
+    pieces = [piece for name, piece in seen if name == variant and (name, piece) in entries]
+    if not pieces:
+        return math.nan
+    if all(is_bound(entries[variant, piece]) for piece in pieces):
+        return statistics.median(ratio(variant, piece, cpu=True) for piece in pieces)
+    others = [key for key in seen if key[0] in known and key in entries and key[1] in pieces]
+    slowdown = max(1.0, statistics.median(ratio(*key, cpu=False) for key in others)) if others else 1.0
+    return statistics.median(ratio(variant, piece, cpu=False) for piece in pieces) / slowdown
+
+
 async def _timed(engine: Engine, service: str, variant: str, inputs: Sequence[dict[str, Tensor]]) -> Timings:
     service_s, cpu_s = [], []
     for number, tensors in enumerate(islice(cycle(inputs), WARM_UP + REQUESTS)):
@@ -122,8 +161,7 @@ def with_joined(
     if found is None:
         return stretched(profile, variant, like, 1.0, watts), f"{variant} is planned as if it took the times of {like}"
     known = profile.entry(like, found.piece).alone
-    # Other programs lengthen the times of some requests: the quickest tell a model that computes from one that waits.
-    computes = model.kind is not ModelKind.REMOTE and known.mean_cpu_s >= _CPU_BOUND * known.quantile_s(_QUICK)
+    computes = model.kind is not ModelKind.REMOTE and is_bound(known)
     what = "CPU time" if computes else "time"
     took_s, known_s = (float(np.median(times.cpu_s if computes else times.service_s)) for times in (found.times, known))
     ratio = took_s / known_s if known_s > 0 else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.app.profiling.joining import JoiningTimes, with_joined
+from joulery.app.profiling.joining import JoiningTimes, live_ratio, with_joined
 from joulery.app.serving.service import free_memory_bytes, kept_loaded, objectives_from_config
 from joulery.app.serving.split import revised, with_former
 from joulery.app.wiring.model_refs import model_ref
@@ -20,7 +20,7 @@ from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaView, RequestRecord
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice
-from joulery.perf.blend import with_live_times
+from joulery.perf.blend import rescaled
 from joulery.perf.layouts import Predictor
 from joulery.policies.family_change import family_of
 from joulery.policies.serving.layout_space import layouts, misfits, slice_menu
@@ -336,13 +336,11 @@ def live_revision(one: RunningService, views: Sequence[ReplicaView], now_s: floa
         return None
     profile, words, still = chosen.predictor.profile, [], set(assumed)
     seen = live_slices(one.window.since(now_s), {view.id: view.spec.slice for view in views})
+    known = {entry.variant for entry in profile.entries} - still
     for name in assumed:
-        pieces = {entry.slice for entry in profile.entries if entry.variant == name}
-        mine = {piece: times for (variant, piece), times in seen.items() if variant == name and piece in pieces}
-        if mine:
-            profile = with_live_times(profile, name, mine)
-            shown = ", ".join(f"{1e3 * times.mean_s:.3g} ms on {piece}" for piece, times in sorted(mine.items()))
-            words.append(f"{one.name}: {name} is planned with its live times from now on, {shown}")
+        if (ratio := live_ratio(profile, name, seen, known)) > 0:
+            profile = rescaled(profile, name, ratio)
+            words.append(f"{one.name}: {name} takes {ratio:.2f} times what was planned, by its live answers")
             still.discard(name)
     if not words:
         return None

@@ -81,6 +81,9 @@ def service_profile_view(profile: Profile) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False)
     for heading in ("variant", "slice", "p50", "p95", "± of mean", "beside others", "CPU", "J a request", "start"):
         table.add_column(heading, justify="left" if heading in ("variant", "slice") else "right")
+    batched = any(entry.batches for entry in profile.entries)
+    if batched:
+        table.add_column("in batches", justify="right")
     for entry in sorted(profile.entries, key=lambda e: (e.slice.cores, e.variant)):
         table.add_row(
             entry.variant,
@@ -92,6 +95,7 @@ def service_profile_view(profile: Profile) -> list[RenderableType]:
             si(entry.alone.mean_cpu_s, "s"),
             si(entry.energy_j, "J"),
             si(entry.startup_s, "s"),
+            *([f"{si(entry.each_s, 's')} each, up to {entry.max_batch}" if entry.batches else "no"] if batched else []),
         )
     band = f" ±{percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
     watts = profile.entries[0].active_w

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from joulery.adapters.engines.embedded.service import divided
@@ -101,11 +101,14 @@ async def test_a_replica_is_bound_to_the_cores_it_names() -> None:
 
 @given(
     st.floats(0.0, 1e6, allow_subnormal=False),
-    st.lists(st.integers(0, 1000), min_size=1, max_size=128),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=256),
 )
+@example(56495.199056510675, [1, 2])
+@example(0.0, [0, 0])
+@settings(max_examples=300)
 def test_the_cpu_seconds_of_a_batch_are_divided_over_its_requests_without_rest(total, rows):
     parts = divided(total, rows)
-    assert math.fsum(parts) == total, "to the last bit"
+    assert math.fsum(parts) == sum(parts) == total, "to the last bit, in any order"
     for part, weight in zip(parts, rows, strict=True):
         share = weight / sum(rows) if sum(rows) else 1 / len(rows)
         assert part == pytest.approx(total * share, rel=1e-9, abs=1e-9 * total)

@@ -331,7 +331,7 @@ def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
 def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
     """The answer of each request of a batch; CPU time by rows, time in full.
 
-    The parts of the CPU time sum to the batch's exactly (:func:`math.fsum`).
+    The parts of the CPU time sum to the batch's exactly.
 
     Raises:
         DataError: The batch failed, or cannot be split.
@@ -347,18 +347,18 @@ def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
 
 
 def divided(total: float, rows: Sequence[int]) -> list[float]:
-    """A batch's CPU time in parts by rows that sum to it exactly (:func:`math.fsum`); equal parts where it has no rows.
+    """A batch's CPU time in parts by rows that sum to it exactly; equal parts where it has no rows.
 
     Args:
         total: CPU seconds of the batch.
         rows: Rows of each request.
     """
     weights = rows if any(rows) else [1] * len(rows)
-    every = sum(weights)
-    parts = [total * (weight / every) for weight in weights]
-    largest = max(range(len(parts)), key=lambda index: weights[index])
-    parts[largest] = math.fsum([total, *(-part for index, part in enumerate(parts) if index != largest)])
-    return parts
+    every, unit = sum(weights), math.ulp(total)
+    units = int(total / unit)  # exact: the unit is a power of two, as are the parts that are multiples of it
+    parts = [units * weight // every for weight in weights]
+    parts[weights.index(max(weights))] += units - sum(parts)
+    return [part * unit for part in parts]
 
 
 def _response(

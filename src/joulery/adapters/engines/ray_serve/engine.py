@@ -12,14 +12,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from joulery.adapters.engines.embedded.service import check_inputs
 from joulery.adapters.engines.embedded.wire import unpack_error
+from joulery.adapters.engines.ray_serve.bridge import RayBridge
 from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
-from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
+from joulery.adapters.engines.ray_serve.cluster import RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError, JouleryError
@@ -45,6 +47,8 @@ _PATIENCE = 20
 """Looks that a replica with a request may be missed in before it is given up."""
 _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
+_RETRY_LOST_S = 5.0
+"""Between two attempts to reach a cluster that is gone."""
 _STUCK = "DEPLOY_FAILED"
 _RETRY_AFTER_S = 1.0
 """What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
@@ -80,9 +84,9 @@ class RayServeEngine:
         cluster: The connection; made from the settings when None.
     """
 
-    def __init__(self, settings: RaySettings = RaySettings(), cluster: RayCluster | None = None) -> None:
+    def __init__(self, settings: RaySettings = RaySettings(), cluster: RayBridge | None = None) -> None:
         self.settings = settings
-        self._cluster = RayCluster(settings.place) if cluster is None else cluster
+        self._cluster = RayBridge(settings.place) if cluster is None else cluster
         self._apps: dict[str, RayApp] = {}
         self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
@@ -93,6 +97,7 @@ class RayServeEngine:
         self._watching: asyncio.Task[None] | None = None
         self._limits = QueueLimits(settings.queue)
         self._closed = False
+        self._away = ""
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
@@ -148,6 +153,8 @@ class RayServeEngine:
                 replica, answer, start_s = await call.answer
         except TimeoutError as error:
             entry.queue.withdraw(ticket)
+            if self._away:
+                raise RequestError(self._away, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S) from error
             raise RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts) from error
         except asyncio.CancelledError:
             entry.queue.withdraw(ticket)
@@ -160,6 +167,7 @@ class RayServeEngine:
         async with self._changing:
             start_s, start = unix_s(), time.monotonic()
             before, wanted = dict(self._apps), apps_of(target, self._apps)
+            self._forget_lost()
             await self._cluster.open()
             old, new = (Counter(spec for app in apps.values() for spec in app.plan) for apps in (before, wanted))
             known = set(self._found)
@@ -171,7 +179,7 @@ class RayServeEngine:
                 self._apps = before
                 await self._look()
                 raise
-            self._apps = wanted
+            self._apps, self._away = wanted, ""
             for name in {spec.service for spec in target} | set(self._services):
                 limit = self._limits.of(name)
                 entry = self._services.setdefault(name, RayService(Dispatcher(limit.waiting, limit.wait_s)))
@@ -210,7 +218,8 @@ class RayServeEngine:
         self._watching = None
         async with self._changing:
             if self._apps and not self.settings.place.local:
-                await self._cluster.declare([])
+                with suppress(ActuationError):  # a head that is gone keeps nothing
+                    await self._cluster.declare([])
             self._apps, self._found = {}, {}
             await self._cluster.close()
 
@@ -244,6 +253,9 @@ class RayServeEngine:
         try:
             answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
         except ReplicaGoneError as error:
+            if self._cluster.lost:
+                self._forget_lost()
+                return
             self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
             return
         if answer.get("moved"):
@@ -390,8 +402,40 @@ class RayServeEngine:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_WATCH_S)
-            if not self._changing.locked():
+            if self._changing.locked():
+                continue
+            if not self._cluster.lost:
                 await self._look()
+            elif not await self._returned():
+                await asyncio.sleep(_RETRY_LOST_S)
+
+    async def _returned(self) -> bool:
+        """Whether Ray, which was gone, is there again with the replicas that there were; requests wait meanwhile."""
+        async with self._changing:
+            self._forget_lost()
+            try:
+                await self._cluster.open()
+                await self._declare(self._apps)
+                await self._until_ready(self._apps)
+            except JouleryError as error:
+                await self._cluster.close()
+                self._cluster.lost = f"Ray is gone, and is not back: {error}"
+                return False
+            self._away = ""
+            self._take_over(self._apps)
+        return True
+
+    def _forget_lost(self) -> None:
+        """Forget the replicas of a cluster that is gone; what they held waits for others, once."""
+        if not self._cluster.lost:
+            return
+        gone, self._found, self._away = list(self._found.values()), {}, self._cluster.lost
+        for replica in gone:
+            entry = self._services.get(replica.spec.service)
+            self._restarts[replica.app, replica.rank] += 1
+            if entry is not None and replica.server in entry.queue.servers:
+                for ticket in entry.queue.lose(replica.server):
+                    fail(ticket, RequestError(self._cluster.lost, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S))
 
 
 async def _until(condition: Callable[[], bool]) -> None:
