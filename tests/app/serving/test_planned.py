@@ -16,7 +16,7 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.runtime.serving.plan_in_force import PlanInForce
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce
 from joulery.store.plan_documents import document_of
 from joulery.store.plans import PlanFile
 from tests.fakes.nvml import NvmlFake, gpu

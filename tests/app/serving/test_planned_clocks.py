@@ -16,7 +16,7 @@ from joulery.config.site import Mode
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.plan_in_force import PlanInForce
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce
 
 
 def gpu(floor_mhz, ceiling_mhz=1530.0):

@@ -9,7 +9,7 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.mix import OWN
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.runtime.serving.plan_in_force import PlanInForce, devices_for, kept_places, mix_of, variant_shares
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce, devices_for, kept_places, mix_of, variant_shares
 
 PARTS = LatencyParts(0.0, 0.0, 0.01, 0.0, 0.0)
 DEVICES = ("gpu:0", "gpu:1", "gpu:2")

@@ -11,7 +11,7 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.policies.placement.standby import REFUSED_S, watched_instances
-from joulery.runtime.serving.plan_in_force import (
+from joulery.runtime.serving.plans.plan_in_force import (
     PlanInForce,
     PlannedReplica,
     cores_for,

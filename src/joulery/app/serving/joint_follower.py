@@ -35,7 +35,7 @@ from joulery.policies.placement.joint.drift import (
 )
 from joulery.policies.placement.joint.warm import replan
 from joulery.runtime.serving.driver import ADVISED, APPLIED
-from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
 
 LOOK_S = 5.0

@@ -27,8 +27,8 @@ from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.plan_in_force import MIG, MPS, PlanInForce, cores_for, devices_for
-from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl
+from joulery.runtime.serving.plans.plan_in_force import MIG, MPS, PlanInForce, cores_for, devices_for
+from joulery.runtime.serving.plans.planned import WATCH_S, WINDOW_S, PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession

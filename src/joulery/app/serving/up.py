@@ -48,7 +48,7 @@ from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
-from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession

@@ -29,7 +29,7 @@ from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.statistics import EngineReports, RecentTraffic, StepObserver
-from joulery.runtime.serving.colocated import ProgressClock
+from joulery.runtime.serving.plans.colocated import ProgressClock
 
 
 @dataclass(frozen=True, slots=True)

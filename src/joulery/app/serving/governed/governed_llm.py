@@ -11,8 +11,8 @@ from joulery.app.serving.view import ServeView
 from joulery.domain.errors import ConfigError
 from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.colocated import ColocatedServices
 from joulery.runtime.serving.governing import ClockController, GovernedClock
+from joulery.runtime.serving.plans.colocated import ColocatedServices
 from joulery.runtime.serving.session import ServingSession
 
 

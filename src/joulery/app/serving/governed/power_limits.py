@@ -20,7 +20,7 @@ from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.limiting import PowerLimitController, ServedLoad, ServedLoads, llm_load, service_load
-from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
 from joulery.store.leases import LeaseBook
 

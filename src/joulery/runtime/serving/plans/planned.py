@@ -26,7 +26,14 @@ from joulery.policies.placement.standby import ACTIVATE_STANDBY, StandbyObservat
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.plan_in_force import Models, PlanInForce, cores_for, devices_for, kept_places, tail_of
+from joulery.runtime.serving.plans.plan_in_force import (
+    Models,
+    PlanInForce,
+    cores_for,
+    devices_for,
+    kept_places,
+    tail_of,
+)
 from joulery.runtime.serving.running_service import RunningService
 from joulery.steady_time import unix_s
 
