@@ -293,14 +293,14 @@ class WhatIf:
         policy: The other scheduler.
         gpus: GPUs of the cluster; the most held at once when None.
         samples: How often what the log does not record is drawn.
-        node_gpus: GPUs of a node.
+        node_gpus: GPUs of a node, on which jobs are placed; None to count GPUs, two a node.
         folder: State folder of a scheduler with what agents measured; None for none.
     """
 
     policy: str
     gpus: int | None = None
     samples: int = 10
-    node_gpus: int = 2
+    node_gpus: int | None = None
     folder: Path | None = None
 
 
@@ -336,9 +336,11 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
     carbon = Intensity(hourly_from(report.intensity, held.first_s))
     power = known_power(held.jobs, wanted.folder)
-    machines = SiteMachines(node_of(wanted.node_gpus), power.job_w if power.assumed < len(held.jobs) else None)
+    node = node_of(wanted.node_gpus or 2)
+    known_w = power.job_w if power.assumed < len(held.jobs) else None
+    machines = SiteMachines(node, known_w, placed=wanted.node_gpus is not None)
     saved = savings(
         held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
         wanted.samples, machines,
     )  # fmt: skip
-    return SiteSavings(saved, power, wanted.node_gpus)
+    return SiteSavings(saved, power, node.gpus)

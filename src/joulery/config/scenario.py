@@ -45,7 +45,9 @@ class TrainingCluster(Section):
     """The simulated cluster."""
 
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 32
-    """Number of nodes, of two GPUs each."""
+    """Number of nodes."""
+    node_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """GPUs of a node, on which jobs are then placed; when left out two GPUs, which are counted over all nodes."""
     restart_s: SecondsOrZero = Field(alias="restart", default=120.0)
     """Time a checkpoint and restart take."""
     sleep_after_s: SecondsOrZero = Field(alias="sleep_after", default=600.0)

@@ -30,6 +30,21 @@ def test_the_examples_keep_the_contract(name: str) -> None:
     assert again.stdout == done.stdout
 
 
+def test_jobs_are_placed_where_a_scenario_says_how_large_its_nodes_are(tmp_path: Path) -> None:
+    text = (EXAMPLES / "green-day.yaml").read_text().replace("jobs_per_day: 791", "jobs_per_day: 80")
+    assert "\ncluster:" not in text
+    scenario = tmp_path / "placed.yaml"
+    rows = {}
+    for name, cluster in (("counted", "{nodes: 4}"), ("placed", "{nodes: 2, node_gpus: 4}")):
+        scenario.write_text(f"{text}\ncluster: {cluster}\n")
+        done = simulate(scenario, "--days", "1", "--policies", "tiresias,green-sleep", "--seed", "3", "--json")
+        assert done.returncode == 0, done.stderr
+        rows[name] = json.loads(done.stdout)["results"]
+    assert all(row["fragmented_gpu_s"] == 0 for row in rows["counted"])
+    assert any(row["fragmented_gpu_s"] > 0 for row in rows["placed"])
+    assert [row["jobs"] for row in rows["placed"]] == [row["jobs"] for row in rows["counted"]]
+
+
 @pytest.mark.slow
 def test_slack_hours_let_long_jobs_wait(tmp_path: Path) -> None:
     ask = (EXAMPLES / "green-year.yaml", "--days", "2", "--policies", "tiresias,green-sleep")

@@ -62,7 +62,8 @@ def test_every_kind_of_scheme_runs_on_a_sites_own_machines(policy: str) -> None:
     rng = np.random.default_rng(5)
     submit_s, elapsed_s, gpus = np.sort(rng.uniform(0, 40_000, n)), rng.uniform(600, 9_000, n), rng.choice([1, 2, 8], n)
     job_w = np.where(rng.random(n) < 0.5, rng.uniform(400.0, 1000.0, n), np.nan)
-    found = savings(submit_s, elapsed_s, gpus, FLAT, policy, 32, 2, SiteMachines(node_of(8), job_w))
+    found = savings(submit_s, elapsed_s, gpus, FLAT, policy, 32, 2, SiteMachines(node_of(8), job_w, placed=True))
+    assert found.fragmented is not None and 0.0 <= found.fragmented.low < 1.0
     assert (found.gpus, found.jobs) == (32, n)
     assert np.isfinite([found.cluster_carbon.mean, found.mean_jct.mean]).all()
 

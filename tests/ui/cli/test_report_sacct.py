@@ -126,6 +126,7 @@ def test_what_another_scheduler_would_have_saved(
     assert code == 0, err
     answer = json.loads(out)["what_if"]
     assert (answer["node_gpus"], answer["speedup_of_jobs"]) == (4, "assumed")
+    assert answer["placed"] and 0.0 <= answer["fragmented_ratio"]["mean"] < 1.0
     assert answer["power_of_jobs"]["measured"] == 3 and answer["power_of_jobs"]["assumed"] == 0
     code, _, err = run(capsys, *known, "--jobs", str(tmp_path / "gone"))
     assert code == 2 and "no scheduler wrote to this folder" in err

@@ -23,6 +23,7 @@ from joulery.sim.core.hourly_intensity import Intensity, day_ahead, forecast, ty
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.plant import Jobs
+from joulery.sim.training.site_machines import node_of
 from joulery.sim.training.study import Setting, jobs_from_trace, run_scheme, scheme, synthetic_trace, with_slack
 from joulery.store.columns import read_column
 from joulery.tabular import csv_header
@@ -62,6 +63,7 @@ class _Row:
             "preemptions": run.preemptions,
             "rescales": run.rescales,
             "most_gpus": run.most_gpus,
+            "fragmented_gpu_s": run.fragmented_gpu_s,
             "with_deadline": self.with_deadline,
             "late": self.late,
             "digest": run.digest,
@@ -160,6 +162,8 @@ def _rows(
 ) -> Iterator[_Row]:
     setting = Setting(
         nodes=scenario.cluster.nodes,
+        node=node_of(scenario.cluster.node_gpus or 2),
+        placed=scenario.cluster.node_gpus is not None,
         restart_s=scenario.cluster.restart_s,
         window_s=scenario.window_s,
         sleep_after_s=scenario.cluster.sleep_after_s,
@@ -229,7 +233,8 @@ def _view(
 ) -> list[Paragraph | ResultTable]:
     heading = paragraph(
         (f"{scenario.name}: ", "bold"),
-        f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of 2 GPUs, {seeds} seed{'s' if seeds > 1 else ''}; "
+        f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of {scenario.cluster.node_gpus or 2} GPUs, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; "
         f"changes are against {policies[0]}",
         f"; slack {slack_s / 3600.0:g} h for jobs over {scenario.slack_over_s / 3600.0:g} h" if slack_s else "",
     )

@@ -21,6 +21,7 @@ event          fields
 ``month``      ``month``: a calendar month began, UTC; what each job had cost until then is in the log
 ``forecast``   ``job`` and the fields of a forecast of it
 ``scored``     ``job``, ``of``, ``error``, ``inside``: what became of a forecast
+``forecasts``  ``made``, ``scores``: all of them; a compacted journal has it
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -136,8 +137,9 @@ def compacted(state: SchedulerState) -> list[dict[str, Any]]:
         events.append({"kind": "lengths", "slot_s": state.ended_slot_s})
     if state.month:
         events.append({"kind": "month", "month": state.month})
-    events += [forecast_event(job, one) for job, made in state.forecasts.items() for one in made]
-    events += [{"kind": "scored", "job": 0, **scored_fields(score)} for score in state.scores]
+    if state.forecasts or state.scores:
+        made = [forecast_event(job, one) for job, forecasts in state.forecasts.items() for one in forecasts]
+        events.append({"kind": "forecasts", "made": made, "scores": list(map(scored_fields, state.scores))})
     events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
     events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
     return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
@@ -342,6 +344,14 @@ def _scored(state: SchedulerState, event: Event) -> SchedulerState:
     return replace(state, forecasts={**others, job: left} if left else others, scores=kept(state.scores, score))
 
 
+def _forecasts(state: SchedulerState, event: Event) -> SchedulerState:
+    for made in event["made"]:
+        state = _forecast(state, made)
+    for score in event["scores"]:
+        state = _scored(state, {**score, "job": -1})
+    return state
+
+
 def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
     tallies, seen, who = dict(state.tallies), dict(state.energy_seen), dict(state.who)
     for number, document in event["jobs"].items():
@@ -367,6 +377,7 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "unsaved": _unsaved,
     "forecast": _forecast,
     "scored": _scored,
+    "forecasts": _forecasts,
     "gone": _gone,
     "lengths": _lengths,
     "month": _month,

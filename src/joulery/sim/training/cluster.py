@@ -33,6 +33,8 @@ class TrainingRun:
         preemptions, rescales: How often a running job was stopped, and resized.
         most_gpus: Most GPUs in use at once.
         digest: Hash of all decisions; equal for equal schedules.
+        fragmented_gpu_s: GPU-seconds that were free in sum, on too many nodes for any waiting job; 0 where GPUs are
+            counted.
         power_timeline: Cluster power, ``(from s, W)`` at every change, float64[m, 2]; none unless watched.
     """
 
@@ -49,6 +51,7 @@ class TrainingRun:
     most_gpus: int
     digest: str
     power_timeline: FloatArray
+    fragmented_gpu_s: float = 0.0
 
     @property
     def cluster_kwh(self) -> float:
@@ -107,4 +110,5 @@ def run_training_cluster(
         most_gpus=plant.most_gpus,
         digest=plant.hash.hexdigest(),
         power_timeline=np.array(plant.power_timeline or [], np.float64).reshape(-1, 2),
+        fragmented_gpu_s=plant.fragmented_gpu_s,
     )

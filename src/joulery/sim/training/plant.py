@@ -1,6 +1,7 @@
 """A cluster of GPUs that trains: jobs start, grow, shrink, are preempted and restarted; power and grams of all of it.
 
-GPUs are counted, not placed: a job of n GPUs runs as fast as the power table's placement for n. A job that is started
+GPUs are counted, or placed node by node (:mod:`~joulery.sim.training.placement`); either way a job of n GPUs runs as
+fast as the power table says for n. A job that is started
 again or resized first restarts: it holds its GPUs and takes power but makes no progress for ``restart_s``. Energy
 and grams are integrated exactly between events, over an intensity that is constant within each hour.
 """
@@ -27,6 +28,7 @@ from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
+from joulery.sim.training.placement import NodePool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,7 @@ class Cluster:
         silent: No job reports progress.
         learning_s: How long jobs run at full power before their limit is known, s: those that never ran, and those that
             go on; each float64[kinds], infinite where the kind has no limit. None where limits are known at once.
+        placed: Whether a job needs nodes with room for it; otherwise any free GPUs will do.
     """
 
     nodes: int
@@ -101,6 +104,7 @@ class Cluster:
     full_table: PowerTable | None = None
     silent: bool = False
     learning_s: tuple[FloatArray, FloatArray] | None = None
+    placed: bool = False
 
     @property
     def gpus(self) -> int:
@@ -141,6 +145,8 @@ class Plant:
         self.slowdown = np.array([job.time_ratio for job in cluster.table.classes])
         self.awake = cluster.nodes
         self.idle_nodes: deque[float] = deque([0.0] * cluster.nodes)
+        self.pool = NodePool(cluster.nodes, cluster.node.gpus) if cluster.placed else None
+        self.unplaced_gpus, self.fragmented_gpu_s = 0, 0.0
         self.choose_start_s = start_s
         self.power_w, self.peak_w = 0.0, 0.0
         self.idle_j = self.idle_kg = self.idle_since_s = self.idle_since_integral = 0.0
@@ -200,18 +206,36 @@ class Plant:
         self.driver.poke()
 
     def _start_waiting(self, now_s: float) -> None:
+        if self.pool is not None:
+            self._place_waiting(now_s, self.pool)
+            return
         if not (self.passive and self.free and self.waiting):
             return
         started, self.waiting = start_waiting(self.waiting, self.free)
         for job, gpus in started:
             self._start(now_s, job, gpus)
 
+    def _place_waiting(self, now_s: float, pool: NodePool) -> None:
+        """Start the waiting jobs that find their nodes, in order; free GPUs that hold none of the rest are counted."""
+        if not self.unfinished:  # idle energy ends with the last job
+            return
+        self._idle(now_s)
+        left = []
+        for job, gpus in self.waiting:
+            if self.passive and gpus <= self.free and pool.fits(gpus):
+                self._start(now_s, job, gpus)
+            else:
+                left.append((job, gpus))
+        self.waiting = left
+        scattered = self.passive and any(gpus <= self.free for _, gpus in left)
+        self.unplaced_gpus = self.free if scattered else 0
+
     def _start(self, now_s: float, job: int, gpus: int) -> None:
         """Give a job GPUs; one that has run before restarts first."""
         self._idle(now_s)
         kind = int(self.jobs.kind[job])
         restart_s = self.cluster.restart_s if self.executed_s[job] > 0 else 0.0
-        if self._occupy(gpus):
+        if self._occupy(job, gpus):
             restart_s = max(restart_s, self.cluster.wake_s)
         self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
         self.since_integral[job] = self._integral(now_s)
@@ -255,7 +279,7 @@ class Plant:
         gpus = int(self.gpus_of[job])
         self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.jobs.kind[job]), gpus])
         self.gpus_of[job] = 0
-        self._vacate(now_s, gpus)
+        self._vacate(now_s, job, gpus)
         self._note_power(now_s)
         self.version[job] += 1
         self.hash.update(f"{now_s:.6f},{job},0;".encode())
@@ -287,6 +311,7 @@ class Plant:
             power_w, integral = self._idle_w(), self._integral(now_s)
             self.idle_j += power_w * elapsed_s
             self.idle_kg += power_w * (integral - self.idle_since_integral) / JOULES_PER_KWH / 1e3
+            self.fragmented_gpu_s += self.unplaced_gpus * elapsed_s
             self.idle_since_s, self.idle_since_integral = now_s, integral
 
     def _note_power(self, now_s: float) -> None:
@@ -304,8 +329,12 @@ class Plant:
     def _needed(self) -> int:
         return -((self.free - self.cluster.gpus) // self.cluster.node.gpus)
 
-    def _occupy(self, gpus: int) -> bool:
+    def _occupy(self, job: int, gpus: int) -> bool:
         """Take GPUs, the last idled nodes first; True when a suspended node has to wake for them."""
+        if self.pool is not None:
+            woken_node = self.pool.take(job, gpus)
+            self.free, self.awake = self.free - gpus, self.pool.awake
+            return woken_node
         before = self._needed()
         self.free -= gpus
         grown = self._needed() - before
@@ -315,7 +344,12 @@ class Plant:
         self.awake += max(0, woken)
         return woken > 0
 
-    def _vacate(self, now_s: float, gpus: int) -> None:
+    def _vacate(self, now_s: float, job: int, gpus: int) -> None:
+        if self.pool is not None:
+            self.free += gpus
+            if self.pool.give(job, now_s) and self.cluster.sleep_after_s < math.inf:
+                self.kernel.at(now_s + self.cluster.sleep_after_s, "sleep")
+            return
         before = self._needed()
         self.free += gpus
         for _ in range(before - self._needed()):
@@ -328,6 +362,11 @@ class Plant:
         if not self.unfinished:
             return
         self._idle(now_s)
+        if self.pool is not None:
+            if self.pool.sleep(now_s, self.cluster.sleep_after_s):
+                self.awake = self.pool.awake
+                self._note_power(now_s)
+            return
         while self.idle_nodes and self.idle_nodes[0] + self.cluster.sleep_after_s <= now_s:
             self.idle_nodes.popleft()
             self.awake -= 1
@@ -374,21 +413,29 @@ class Plant:
         allocation = decision.value
         assert isinstance(allocation, Allocation)
         run, self.full_power = allocation.run, allocation.full_power
-        resized = []
+        had: dict[int, int] = {}
         for job in [job for job in self.active if self.gpus_of[job] > 0]:
             want, have = run.get(job, 0), int(self.gpus_of[job])
             if want != have:
                 self._stop(now_s, job)
                 self.preemptions += want == 0
                 self.rescales += want != 0
-                resized.append(job)
+                had[job] = have
+        unplaced = []
         for job, gpus in run.items():
             if self.gpus_of[job] == 0:
-                self._start(now_s, job, gpus)
-        self.waiting = list(allocation.waiting)
+                if self.pool is None or self.pool.fits(gpus):
+                    self._start(now_s, job, gpus)
+                elif had.get(job) and self.pool.fits(had[job]):
+                    self._start(now_s, job, had[job])  # no place for its new size
+                else:
+                    unplaced.append((job, gpus))
+        self.waiting = [*unplaced, *allocation.waiting]
         self.newcomer_gpus = dict(allocation.newcomer_gpus)
         self.passive, self.as_requested = allocation.passive, allocation.newcomers_as_requested
         self.hold_slack_s, self.hold_gpus = allocation.hold_slack_s, allocation.hold_gpus
+        if self.pool is not None:
+            self._start_waiting(now_s)
         assert self.free >= 0, f"{-self.free} GPUs too many given out at {now_s} s"
 
 

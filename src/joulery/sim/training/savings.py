@@ -51,6 +51,8 @@ class Savings:
         jobs, gpus: Number of jobs and GPUs.
         samples: Number of samples.
         cluster_carbon, cluster_energy, job_carbon, mean_jct, p99_jct: Changes.
+        fragmented: Share of the GPU-time that was free under the other scheduler on too many nodes for any waiting job;
+            None where GPUs are counted, not placed.
     """
 
     policy: str
@@ -62,6 +64,7 @@ class Savings:
     job_carbon: Spread
     mean_jct: Spread
     p99_jct: Spread
+    fragmented: Spread | None = None
 
 
 def most_at_once(start_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray) -> int:
@@ -109,25 +112,33 @@ def savings(
         rng = Streams(sample)("unrecorded")
         restart_s = float(30.0 * 10.0 ** rng.uniform(0.0, 1.0))
         jobs, classes = _sampled_jobs(submit_s, elapsed_s, gpus, rng, machines)
-        setting = Setting(nodes=nodes, node=machines.node, restart_s=restart_s, silent=True, classes=classes)
+        setting = Setting(nodes=nodes, node=machines.node, restart_s=restart_s, silent=True, classes=classes,
+                          placed=machines.placed)  # fmt: skip
         pairs.append((run_scheme(policy, setting, jobs, carbon), run_scheme(BASE, setting, jobs, carbon)))
         progress(sample + 1, samples)
 
     def change(of: Callable[[TrainingRun], float]) -> Spread:
-        ratios = [of(other) / of(base) - 1.0 for other, base in pairs]
-        return Spread(float(np.mean(ratios)), float(np.quantile(ratios, 0.05)), float(np.quantile(ratios, 0.95)))
+        return _spread([of(other) / of(base) - 1.0 for other, base in pairs])
+
+    all_gpus = machines.node.gpus * nodes
+    lost = [other.fragmented_gpu_s / (all_gpus * other.makespan_s) for other, _ in pairs]
 
     return Savings(
         policy,
         len(submit_s),
-        machines.node.gpus * nodes,
+        all_gpus,
         samples,
         change(lambda run: run.cluster_kg),
         change(lambda run: run.cluster_kwh),
         change(lambda run: float(np.sum(run.job_kg))),
         change(lambda run: float(np.mean(run.jct_s))),
         change(lambda run: float(np.quantile(run.jct_s, 0.99))),
+        _spread(lost) if machines.placed else None,
     )
+
+
+def _spread(values: list[float]) -> Spread:
+    return Spread(float(np.mean(values)), float(np.quantile(values, 0.05)), float(np.quantile(values, 0.95)))
 
 
 def _sampled_jobs(

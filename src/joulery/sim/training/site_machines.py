@@ -27,10 +27,12 @@ class SiteMachines:
         node: One of its nodes.
         job_w: Power per GPU of each job with its share of the node, W, float64[n]; NaN where unknown; None where
             nothing is known of any.
+        placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
     """
 
     node: NodePower = field(default_factory=NodePower)
     job_w: FloatArray | None = None
+    placed: bool = False
 
 
 def node_of(gpus: int) -> NodePower:

@@ -58,6 +58,7 @@ class Setting:
         belief: The schedulers' forecast of intensity; None for the truth.
         silent: No job reports progress; otherwise schedulers know the work left exactly.
         classes: The kinds of jobs; ``Jobs.kind`` counts them.
+        placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
     """
 
     nodes: int = 32
@@ -70,6 +71,7 @@ class Setting:
     belief: Intensity | None = None
     silent: bool = False
     classes: tuple[JobClass, ...] = RTX3090_CLASSES
+    placed: bool = False
 
     def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
         """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
@@ -91,6 +93,7 @@ class Setting:
             full,
             self.silent,
             learning_s,
+            self.placed,
         )
 
 

@@ -55,7 +55,9 @@ class ReportOrSacct(click.Command):
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
 @click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as lean.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
-@click.option("--node-gpus", type=click.IntRange(1, 1024), default=2, help="GPUs of a node in the simulation (2).")
+@click.option(
+    "--node-gpus", type=click.IntRange(1, 1024), metavar="N", help="GPUs of a node; jobs are placed on nodes."
+)
 @click.option(
     "--jobs", type=click.Path(path_type=Path), metavar="FOLDER", help="A scheduler's state: power that agents measured."
 )
@@ -78,7 +80,7 @@ def sacct_command(
     trace: Path | None,
     what_if: str | None,
     gpus: int | None,
-    node_gpus: int,
+    node_gpus: int | None,
     jobs: Path | None,
     samples: int,
     form: str | None,

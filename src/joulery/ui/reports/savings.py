@@ -63,6 +63,10 @@ class SavingsReport:
                 known = f"{power.measured} measured, {power.learned} learned from the same owner and name"
                 basis = f"{known}, {power.assumed} assumed"
             lines.append(f"Power of jobs: {basis}; their scaling: all assumed; nodes of {self.site.node_gpus} GPUs.")
+            if (lost := saved.fragmented) is not None:
+                lines.append(
+                    f"Placed on nodes; {100 * lost.mean:.1f} % of the GPU time is free, scattered, and holds no job."
+                )
             if power.implausible:
                 lines.append(f"{power.implausible} measurements below 10 or above 3000 W per GPU are left out.")
         if losses := self._losses():
@@ -77,7 +81,9 @@ class SavingsReport:
         power = self.site.power
         jobs = {"measured": power.measured, "learned": power.learned, "assumed": power.assumed}
         return {"node_gpus": self.site.node_gpus, "power_of_jobs": jobs, "implausible_power": power.implausible,
-                "speedup_of_jobs": "assumed"}  # fmt: skip
+                "speedup_of_jobs": "assumed", "placed": self.savings.fragmented is not None,
+                "fragmented_ratio": None if self.savings.fragmented is None else asdict(self.savings.fragmented),
+                }  # fmt: skip
 
     def _losses(self) -> list[str]:
         """The figures that the scheduler makes worse."""
