@@ -37,6 +37,15 @@ class WholeNumbers(NamedTuple):
     status: SolveStatus
 
 
+def solve_at_once(model: Any) -> WholeNumbers:
+    """Solve a model in whole numbers, whatever the number of GPUs."""
+    status = run(model)
+    info, values = model.getInfo(), np.array(model.getSolution().col_value, np.float64)
+    if not len(values) or not math.isfinite(info.objective_function_value):
+        return WholeNumbers(np.zeros(0), math.inf, math.inf, status)
+    return WholeNumbers(values, float(info.objective_function_value), float(info.mip_dual_bound), status)
+
+
 def solve_by_count(model: Any, columns: Sequence[int], gap_ratio: float) -> WholeNumbers:
     """Solve a model in whole numbers for each number of GPUs that could be best.
 
