@@ -1,8 +1,9 @@
 """Making an envelope: plans at the prices and loads where the ones known so far are farthest from the best.
 
 At a load the prices come first. The plans of the lowest and the highest price are two lines; where they cross, a third
-plan is sought, and so on until none is better (Cohon, 1978). Then loads: of all intervals the one whose look-ups may be
-farthest from the best known plan is cut in two, and planned for at the prices at which its neighbours' plans change.
+plan is sought, and so on until none is better (Cohon, 1978). Then loads: of all stretches between two of them the one
+that adds most to the error of look-ups, by its width and by how far they may be from the best known plan, is cut in
+two, and planned for at the prices at which its neighbours' plans change.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from joulery.domain.errors import InfeasibleError
-from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, PriceAxis
+from joulery.domain.gpu.plan_envelope import Envelope, EnvelopeError, EnvelopePlan, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort
@@ -87,13 +88,22 @@ def make_envelope(
             break
         progress(len(search.loads), math.inf)
     while len(search.loads) < effort.loads and proceed():
-        envelope = search.envelope()
-        wide = [e for e in envelope.errors() if e.to_load > e.from_load * (1 + effort.narrowest_ratio)]
-        if not wide or wide[0].error_ratio <= effort.error_ratio:
+        wide = [
+            each
+            for each in search.envelope().errors()
+            if each.error_ratio > effort.error_ratio and each.to_load > each.from_load * (1 + effort.narrowest_ratio)
+        ]
+        if not wide:
             break
         progress(len(search.loads), wide[0].error_ratio)
-        search.add(math.sqrt(wide[0].from_load * wide[0].to_load), everywhere=False)
+        worst = max(wide, key=_weight)
+        search.add(math.sqrt(worst.from_load * worst.to_load), everywhere=False)
     return search.envelope()
+
+
+def _weight(error: EnvelopeError) -> float:
+    """What a stretch adds to the error of a look-up anywhere."""
+    return min(error.error_ratio, 1.0) * (error.to_load - error.from_load)
 
 
 class _Search:

@@ -186,7 +186,11 @@ class JointMaster:
         self._add_divisions(mip, first)
         make_whole(mip, range(self._first, last + len(self.divisions)))
         # Cut GPUs are chosen by slices, whose whole numbers decide: there the solver's own branching proves more.
-        found = solve_at_once(mip) if self.problem.slices else solve_by_count(mip, range(first, last), gap_ratio)
+        found = (
+            solve_at_once(mip)
+            if self.problem.slices
+            else solve_by_count(mip, range(first, last), gap_ratio, branchings)
+        )
         values, value, proven, status = found
         if not len(values):
             return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
