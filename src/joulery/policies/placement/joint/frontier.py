@@ -44,7 +44,7 @@ class EnvelopeEffort:
     """
 
     joint: JointEffort = field(
-        default_factory=lambda: JointEffort(gaps=(0.03,), near=150, nodes=20_000, wide_ratio=0.01)
+        default_factory=lambda: JointEffort(gaps=(0.1, 0.03), near=150, nodes=20_000, wide_ratio=0.01)
     )
     first: int = 7
     loads: int = 400
