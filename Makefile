@@ -60,7 +60,7 @@ $(VENV)-vllm/.done: $(VENV)/.dev
 test-vllm: $(VENV)-vllm/.done ## the real vLLM on this machine's CPU, with a small model; its environment takes about a minute and 3 GB
 	JOULERY_VLLM=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest -m vllm tests/vllm
 
-test-lowest: ## the lower ends of the ranges: core, plan, parquet and export in an environment of their own
+test-lowest: ## the lower ends of the ranges: core, plan, parquet, serve, export, vision and grpc in an environment of their own; two minutes
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/pip --disable-pip-version-check --quiet install --no-compile -r requirements/lowest.txt
 	$(VENV)-lowest/bin/pip --disable-pip-version-check --quiet install --no-deps --no-compile .
@@ -68,6 +68,10 @@ test-lowest: ## the lower ends of the ranges: core, plan, parquet and export in 
 	$(VENV)-lowest/bin/joulery report $(VENV)-lowest/run
 	$(VENV)-lowest/bin/joulery plan examples/igniter-12.yaml
 	$(VENV)-lowest/bin/joulery export --once
+	$(VENV)-lowest/bin/joulery up examples/quickstart.yaml --duration 6 --listen 127.0.0.1:0 --out $(VENV)-lowest/up
+	$(VENV)-lowest/bin/joulery report $(VENV)-lowest/up
+	$(VENV)-lowest/bin/joulery profile lite0 --clocks
+	$(VENV)-lowest/bin/python -c "import joulery.gateway.grpc_api.server"
 
 lint: $(VENV)/.dev ## style, types and import rules
 	$(BIN)/ruff check .

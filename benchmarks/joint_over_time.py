@@ -24,7 +24,7 @@ DAY = (
     *(1.0, 0.98, 0.95, 0.93, 0.92, 0.94, 0.97, 0.95, 0.86, 0.74, 0.62, 0.50),
 )
 """Load of each hour, made up: a night at 0.3, a plateau from 10 to 20 o'clock."""
-PLAYS = "tests/e2e/test_up_joint.py"
+PLAYS = ("tests/e2e/test_up_joint.py", "tests/e2e/test_up_slices.py")
 
 
 def at_load(asked: JointRequest, load: float) -> JointRequest:
@@ -81,7 +81,7 @@ def executed(checks: Checks) -> None:
     """Check 14: the plays of the real command against stand-ins for the driver and MPS."""
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLAYS],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLAYS],
         cwd=root,
         capture_output=True,
         text=True,
@@ -89,5 +89,6 @@ def executed(checks: Checks) -> None:
     )
     last = re.findall(r"\d+ (?:passed|failed|skipped|error)[^\n]*", done.stdout)
     text = f"{last[-1].split(' in ')[0] if last else 'no result'}; stand-ins for NVML and MPS, not yet run on hardware"
-    bar = f"a joint plan executed: shares, clocks within bounds, leased, given back, also after kill -9 ({PLAYS})"
+    what = "cuts, shares, processes of slices, clocks within bounds, leased, given back, also after kill -9"
+    bar = f"a joint plan executed: {what} ({', '.join(PLAYS)})"
     checks.add("14", bar, done.returncode == 0, text)

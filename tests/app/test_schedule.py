@@ -86,7 +86,7 @@ def test_waiting_jobs_have_a_rank_and_a_reason() -> None:
     )  # fmt: skip
     refused = {8: (float("inf"), "lacks resources")}
     state = SchedulerState(target={1: 1, 7: 1}, waiting=((3, 1), (2, 2), (4, 1), (8, 1)), refused=refused)
-    line = schedule._line(jobs, state)
+    line = schedule.waiting_line(jobs, state)
     shown = {one.id: tuple(schedule._wait(one, state, line).values()) for one in jobs}
 
     assert {number: rank for number, (rank, _) in shown.items()} == {

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 import joulery
+from joulery.adapters.clusters.kueue.rights import NEEDED
+from joulery.config.parsing.reading import load as load_site
 from joulery.gateway.exporter.families import EXPORT_METRICS
 from joulery.gateway.metrics import METRICS
 from joulery.ui.cli.verbs import VERBS
@@ -108,6 +110,34 @@ def test_systemd_takes_the_units():
     assert not [line for line in said if ".service:" in line and "joulery" in line], done.stderr
 
 
+def documents(name):
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def test_the_scheduler_beside_kueue_has_the_rights_it_uses_and_no_others():
+    names = load("kubernetes/kueue/kustomization.yaml")["resources"]
+    objects = {one["kind"]: one for name in names for one in documents(f"kubernetes/kueue/{name}")}
+    rules = objects["ClusterRole"]["rules"]
+    granted = {(verb, kind) for rule in rules for verb in rule["verbs"] for kind in rule["resources"]}
+    assert granted == {(verb, kind) for verb, kind, _ in NEEDED}
+    assert all(rule["apiGroups"] == ["kueue.x-k8s.io"] for rule in rules)
+    assert objects["ClusterRoleBinding"]["roleRef"]["name"] == objects["ClusterRole"]["metadata"]["name"]
+    (subject,) = objects["ClusterRoleBinding"]["subjects"]
+    account = objects["ServiceAccount"]["metadata"]["name"]
+    spec = objects["Deployment"]["spec"]
+    assert (subject["name"], spec["template"]["spec"]["serviceAccountName"]) == (account, account)
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate"), "two would hold each other's jobs"
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["args"][0] in VERBS and container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    volumes = {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_the_site_of_the_scheduler_beside_kueue_is_read():
+    site = load_site(DEPLOY / "kubernetes/kueue/site.yaml")
+    assert site.jobs is not None and site.jobs.backend == "kueue" and str(site.mode) == "advise"
+
+
 def test_the_daemon_set_is_complete_and_restricted():
     kinds = {name: load(f"kubernetes/{name}") for name in load("kubernetes/kustomization.yaml")["resources"]}
     (container,) = kinds["daemonset.yaml"]["spec"]["template"]["spec"]["containers"]
@@ -121,13 +151,14 @@ def test_the_daemon_set_is_complete_and_restricted():
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
 
 
-def test_kustomize_builds_the_daemon_set_in_its_namespace():
+@pytest.mark.parametrize(("folder", "kind"), [("kubernetes", "DaemonSet"), ("kubernetes/kueue", "Deployment")])
+def test_kustomize_builds_the_manifests_in_their_namespace(folder, kind):
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
-    done = subprocess.run(["kubectl", "kustomize", str(DEPLOY / "kubernetes")], capture_output=True, text=True)
+    done = subprocess.run(["kubectl", "kustomize", str(DEPLOY / folder)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     built = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
-    (name,) = {built["Namespace"]["metadata"]["name"], built["DaemonSet"]["metadata"]["namespace"]}
+    (name,) = {built["Namespace"]["metadata"]["name"], built[kind]["metadata"]["namespace"]}
     assert name == "joulery"
 
 

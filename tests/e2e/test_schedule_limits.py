@@ -38,7 +38,8 @@ import os, sys, time
 for step in range(1, 100_000):
     time.sleep(0.03)
     for zone in sys.argv[1:]:
-        limit_uw = int(open(zone + "/constraint_0_power_limit_uw").read())
+        # A made-up file is empty for an instant while it is written, as one of the kernel's never is.
+        limit_uw = int(open(zone + "/constraint_0_power_limit_uw").read() or 0)
         energy_uj = int(open(zone + "/energy_uj").read())
         with open(zone + "/energy_uj", "r+") as counter:
             counter.write(str(energy_uj + int(0.03 * limit_uw)))

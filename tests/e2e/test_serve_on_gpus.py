@@ -86,3 +86,24 @@ def test_a_daemon_started_for_replicas_goes_with_them(
     process.kill()
     process.wait()
     wait_until(lambda: daemon(tmp_path) is None)
+
+
+@pytest.mark.parametrize(
+    ("on", "mode", "says"),
+    [
+        ("whole", 3, "gpu:0 (NVIDIA A100-SXM4-40GB) is in exclusive-process mode and process 4242 has it"),
+        ("mps:0.5", 2, "gpu:0 (NVIDIA A100-SXM4-40GB) is in prohibited compute mode: nothing can compute on it"),
+    ],
+)
+def test_a_gpu_that_takes_no_process_is_refused_before_anything_starts(
+    environ: dict[str, str], on: str, mode: int, says: str
+) -> None:
+    NvmlFake(
+        gpu("NVIDIA A100-SXM4-40GB", compute_mode=mode, processes=[{"pid": 4242, "gi": None}]),
+        file=Path(environ[STATE]),
+    )
+    command = [sys.executable, "-m", "joulery", "serve", "--model", "toy=tests.adapters.engines.toys:gpu", "--on", on]
+    done = subprocess.run([*command, "--listen", ":0"], capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "sudo nvidia-smi -i 0 -c DEFAULT" in done.stderr

@@ -278,6 +278,62 @@ def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site)
     assert decide_again(log).differences == ()
 
 
+def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_path, site):
+    """Under load, with trials: one that cannot be loaded stays out, one joins, one leaves, the baseline may not."""
+    fields = {"lambda: 10 %": "lambda: 40 %, search: learning, trials: {min_requests: 20, longest: 4 s, clock: 30 s}"}
+    path, out = site(fields, duration="90 s", replay="90 s"), tmp_path / "summary.json"
+    third = """        - {name: third, accuracy: 79 %, accuracy_source: made up,
+            model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.0025}}}
+"""
+    with Up(path, tmp_path, "--json-out", str(out)) as up:
+        up.until("/90 s ")
+        started = path.read_text()
+        path.write_text(started.replace("    profile:", third.replace(":Sum", ":Missing") + "    profile:"))
+        up.until("no callable 'Missing'")
+        path.write_text(started.replace("    profile:", f"{third}    profile:"))
+        up.until("ms of CPU time a request")
+        up.until("third joined: ")
+        up.until("third is planned with its live times from now on")
+        text = path.read_text()
+        path.write_text(re.sub(r" +- {name: large,.*\n.*\n", "", text))
+        up.until("large is the baseline that savings of this run are compared with")
+        path.write_text(re.sub(r" +- {name: small,.*\n.*\n", "", text))
+        up.until("small left: ")
+        up.until("/90 s ", times=3 + up.heard.count("/90 s "))
+        os.killpg(up.process.pid, signal.SIGINT)
+        code, _, complaint = up.end(30)
+        assert code == 0, complaint
+        assert up.survivors() == []
+    summary = json.loads(out.read_text())
+    assert summary["answered"] > 0 and summary["failed"] == summary["refused"], "a busy machine may refuse, never fail"
+    assert summary["variants"]["large"] > 0 and summary["variants"]["third"] > 0
+    log = list(open_run(tmp_path / "run").log())
+    assert decide_again(log).differences == ()
+    left = next(at for at, entry in enumerate(log) if "small left: " in str(entry.get("decisions")))
+    later = [one for entry in log[left:] if entry["kind"] == "step" for one in entry["decisions"]]
+    assert not [one for one in later if one["kind"] != "set_weights" and "small" in str(one["value"])]
+
+
+def test_requests_are_answered_in_batches_under_the_policy(tmp_path, site):
+    """More requests arrive than replicas could answer one by one; the model takes as long for eight as for one."""
+    measured = toy_profile()
+    entries = [replace(one, batches=dict.fromkeys((2, 4, 8), one.loaded)) for one in measured.entries]
+    fields = {"    slo:": "    max_batch: 8\n    profile: profile.json\n    slo:", "rate: 30 /s": "rate: 400 /s"}
+    path, out = toy_site(tmp_path, changed=fields, duration="6 s", replay="6 s"), tmp_path / "summary.json"
+    write_profile(tmp_path / "profile.json", replace(measured, entries=tuple(entries), machine={"max_batch": 8}))
+    with Up(path, tmp_path, "--json-out", str(out)) as up:
+        code, _, complaint = up.end()
+        assert code == 0, complaint
+        assert up.survivors() == []
+    check_contract(json.loads(out.read_text()))
+    log = list(open_run(tmp_path / "run").log())
+    assert decide_again(log).differences == ()
+    sizes = [
+        size for entry in log if entry["kind"] == "step" for size in entry["observation"].get("batched", {}).values()
+    ]
+    assert max(sizes, default=1.0) > 1.0, "some were answered together"
+
+
 def test_advice_changes_nothing(tmp_path, site):
     """In mode advise the baseline runs, and what would be done is said and logged."""
     out = tmp_path / "summary.json"

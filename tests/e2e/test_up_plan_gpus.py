@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from joulery.app.serving.planned import _shared
+from joulery.app.serving.planned import _divided
 from joulery.config.devices import GpuDeviceConfig
 from joulery.domain.errors import ConfigError
 from tests.e2e.test_up import Up
@@ -48,8 +48,8 @@ def test_a_plan_runs_under_mps(tmp_path: Path, nvml: NvmlFake) -> None:
     assert daemon(tmp_path) is None
 
 
-def test_a_plan_takes_mps() -> None:
+def test_a_plan_takes_mps_or_mig() -> None:
     site = SimpleNamespace(fleet=SimpleNamespace(devices=[GpuDeviceConfig(mode="mps"), GpuDeviceConfig(gpu=1)]))
-    with pytest.raises(ConfigError, match=r"shares of GPUs, .*takes MPS") as caught:
-        _shared(cast(Any, site), cast(Any, None))
+    with pytest.raises(ConfigError, match="takes MPS, or slices") as caught:
+        _divided(cast(Any, site), cast(Any, None))
     assert caught.value.pointer == "fleet.devices.1.mode"

@@ -38,6 +38,25 @@ class GpuSum:
         return {"y": np.sum(inputs["x"], axis=-1)}
 
 
+class LimitedSum:
+    """Adds two numbers on a CPU whose RAPL files are made up: 10 % slower at half its limit, at the limit's power."""
+
+    inputs = (("x", "FP32", (-1, 2)),)
+    outputs = (("y", "FP32", (-1,)),)
+
+    def __init__(self, busy_s: float) -> None:
+        self.zone, self.busy_s = Path(os.environ["JOULERY_POWERCAP"]) / "intel-rapl:0", busy_s
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        limit_uw = int((self.zone / "constraint_0_power_limit_uw").read_text())
+        full_uw = int((self.zone / "constraint_0_max_power_uw").read_text())
+        time.sleep(self.busy_s * (1.2 - 0.2 * limit_uw / full_uw))
+        counter = self.zone / "energy_uj"
+        with counter.open("r+") as file:
+            file.write(str(int(counter.read_text()) + int(self.busy_s * limit_uw)))
+        return {"y": np.sum(inputs["x"], axis=-1)}
+
+
 class Sum:
     """Adds two numbers, slowly."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,30 @@ def _import_nvml(driver: bool) -> Any:
             resource="pynvml",
             grant="pip install 'joulery[nvidia]'",
         ) from error
+
+
+class ComputeMode(StrEnum):
+    """Which processes may compute on a board."""
+
+    DEFAULT = "default"
+    """Any number."""
+    EXCLUSIVE = "exclusive-process"
+    """One at a time: the daemon of MPS shares it."""
+    PROHIBITED = "prohibited"
+    """None."""
+
+
+def compute_mode(nvml: Any, handle: Any) -> ComputeMode:
+    """The compute mode of a board (``nvidia-smi -c``); the default where the driver does not report it."""
+    try:
+        mode = nvml.nvmlDeviceGetComputeMode(handle)
+    except nvml.NVMLError:
+        return ComputeMode.DEFAULT
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return ComputeMode.PROHIBITED
+    # One thread of one process, of drivers before CUDA 8, is one process too.
+    one = (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)
+    return ComputeMode.EXCLUSIVE if mode in one else ComputeMode.DEFAULT
 
 
 def text(value: str | bytes) -> str:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from joulery.adapters.cgroups import DELEGATE, CpuGroups, make_group
+from joulery.adapters.clusters.kueue.access import find_access
+from joulery.adapters.clusters.kueue.api import KubernetesApi
+from joulery.adapters.clusters.kueue.rights import kueue_rights
 from joulery.adapters.clusters.slurm_commands import Runner, command_runner
 from joulery.adapters.clusters.slurm_rights import slurm_rights
 from joulery.adapters.devices.cpufreq import GRANT
@@ -22,7 +25,7 @@ from joulery.app.wiring.devices import open_device, rapl_spec
 from joulery.app.wiring.meters import open_meter
 from joulery.app.wiring.models import cache_folder
 from joulery.domain.energy.channel import MeterSpec, ReadingKind
-from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DeviceCapability, DeviceSpec
 from joulery.domain.ports import Device, Meter
 from joulery.runtime.measuring.sampler_config import SamplerConfig
@@ -61,7 +64,7 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        area: ``energy``, ``share``, ``settings``, ``carbon``, ``slurm``.
+        area: ``energy``, ``share``, ``settings``, ``carbon``, ``slurm``, ``kueue``.
         name: What was looked at.
         status: How it stands.
         detail: In words.
@@ -307,6 +310,22 @@ def slurm(run: Runner | None = None) -> Iterable[Check]:
     for right in rights:
         status = Status.OK if right.granted else Status.DENIED if right.grant else Status.PARTLY
         yield Check("slurm", right.name, status, right.detail, right.grant)
+
+
+def kueue(api: KubernetesApi | None = None) -> Iterable[Check]:
+    """The rights of this user in Kueue, as the API server answers; nothing is changed."""
+    try:
+        opened = api or KubernetesApi(find_access(), _SLURM_S)
+        try:
+            rights = tuple(kueue_rights(opened))
+        finally:
+            opened.close()
+    except (CapabilityError, ConfigError, DataError) as error:
+        grant = error.grant or "" if isinstance(error, CapabilityError) else ""
+        yield Check("kueue", "rights", Status.DENIED if grant else Status.ABSENT, str(error), grant, error.hint)
+        return
+    for right in rights:
+        yield Check("kueue", right.name, Status.OK if right.granted else Status.DENIED, right.detail, right.grant)
 
 
 def refusal(area: str, name: str, error: CapabilityError) -> Check:

@@ -16,6 +16,7 @@ import numpy as np
 
 from joulery.accounting.past import HeldPower, PastUse, past_use, split_at, within
 from joulery.adapters.clusters.sacct import read_sacct
+from joulery.app.simulation.site_power import KnownPower, known_power
 from joulery.app.wiring.carbon import source_from_flags
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.cluster import PastJob
@@ -27,6 +28,7 @@ from joulery.sim.training.savings import BASE as BASE
 from joulery.sim.training.savings import Savings as Savings
 from joulery.sim.training.savings import Spread as Spread
 from joulery.sim.training.savings import most_at_once, savings
+from joulery.sim.training.site_machines import SiteMachines, node_of
 from joulery.sim.training.study import scheme as scheme
 from joulery.store.files import disk_errors, write_atomically
 
@@ -158,6 +160,7 @@ class HeldGpus:
         elapsed_s: How long each ran, float64[n].
         gpus: On how many GPUs, int64[n].
         first_s: The hour of the first submission, Unix seconds.
+        jobs: The jobs themselves.
 
     What was submitted before any of them started counts as submitted then: nothing is recorded of the time
     before, and a simulation would add an idle cluster there.
@@ -169,6 +172,7 @@ class HeldGpus:
     elapsed_s: FloatArray
     gpus: IntArray
     first_s: float
+    jobs: tuple[PastJob, ...] = ()
 
 
 def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
@@ -190,6 +194,7 @@ def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
         np.array([job.elapsed_s for job in held]),
         np.array([job.gpus for job in held], np.int64),
         first_s,
+        tuple(held),
     )
 
 
@@ -280,19 +285,60 @@ def _row(use: PastUse) -> dict[str, Any]:
     }
 
 
-def simulated_savings(report: PastReport, policy: str, gpus: int | None, samples: int) -> Savings:
-    """Simulate the report's jobs under another scheduler.
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The flags of a simulation of past jobs under another scheduler.
+
+    Attributes:
+        policy: The other scheduler.
+        gpus: GPUs of the cluster; the most held at once when None.
+        samples: How often what the log does not record is drawn.
+        node_gpus: GPUs of a node.
+        folder: State folder of a scheduler with what agents measured; None for none.
+    """
+
+    policy: str
+    gpus: int | None = None
+    samples: int = 10
+    node_gpus: int = 2
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSavings:
+    """Simulated savings, and what is known of the site's own machines.
+
+    Attributes:
+        savings: As simulated.
+        power: Whose power was measured, learned and assumed.
+        node_gpus: GPUs of a node.
+    """
+
+    savings: Savings
+    power: KnownPower
+    node_gpus: int
+
+
+def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
+    """Simulate the report's jobs under another scheduler, on nodes of the site's size at its jobs' power.
 
     Raises:
-        ConfigError: No such scheduler, or no source of intensity was named.
+        ConfigError: No such scheduler, no source of intensity was named, or the folder is no scheduler's.
         DataError: No job held a GPU, one held more than there are, or the intensity has holes.
     """
     if report.intensity is None:
         raise ConfigError("grams need an intensity", pointer="--what-if", hint="name a source with --zone or --carbon")
-    scheme(policy)
+    scheme(wanted.policy)
+    gpus = wanted.gpus
     held = held_gpus(report.jobs)
     at_once = most_at_once(held.start_s, held.elapsed_s, held.gpus)
     if gpus is not None and gpus < int(held.gpus.max()):
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
     carbon = Intensity(hourly_from(report.intensity, held.first_s))
-    return savings(held.submit_s, held.elapsed_s, held.gpus, carbon, policy, at_once if gpus is None else gpus, samples)
+    power = known_power(held.jobs, wanted.folder)
+    machines = SiteMachines(node_of(wanted.node_gpus), power.job_w if power.assumed < len(held.jobs) else None)
+    saved = savings(
+        held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
+        wanted.samples, machines,
+    )  # fmt: skip
+    return SiteSavings(saved, power, wanted.node_gpus)

@@ -12,17 +12,15 @@ from typing import Any
 
 from joulery.adapters.clusters.progress import read_progress
 from joulery.app.limits_config import LimitsConfig
-from joulery.app.wiring.devices import open_device, open_power, rapl_spec
 from joulery.app.wiring.leases import start_watchdog
+from joulery.app.wiring.limited_devices import limited_cpus, limited_gpus
 from joulery.domain.cluster import Placement
-from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
-from joulery.domain.gpu.device import DeviceSpec, lease_name
+from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.leasing.watchdog import revert_lease
-from joulery.runtime.schedule.power_limits import Activity, JobLimits, LimitedDevice, running_limits
+from joulery.runtime.schedule.power_limits import JobLimits, running_limits
 from joulery.store.jobs import JobLimitBook
-from joulery.store.leases import LeaseBook, LeaseState, lease_state
+from joulery.store.leases import LeaseBook
 
 
 @contextmanager
@@ -83,76 +81,6 @@ def _tuner(config: LimitsConfig) -> PowerLimitTuner:
         config.settle_s,
         config.period_s,
         config.review_s,
-    )
-
-
-def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedDevice]:
-    """The GPUs of this machine whose power limit this process may set.
-
-    Raises:
-        CapabilityError: There is none, this process may not, or it is in a container without a guard outside of it.
-    """
-    found: list[LimitedDevice] = []
-    trouble: CapabilityError | None = None
-    number = 0
-    while True:
-        try:
-            found.append(_limited_gpu(number, holder, leases))
-        except ConfigError:  # no such board
-            break
-        except CapabilityError as error:
-            if not (error.resource or "").startswith("gpu:") or error.grant:
-                raise
-            trouble = error  # this board alone: it has no power management, or is lost
-        number += 1
-    if not found:
-        raise trouble or CapabilityError("this machine has no GPU", resource="nvml")
-    return found
-
-
-def _limited_gpu(number: int, holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
-    """A GPU and the limit it has when no lease holds it.
-
-    Raises:
-        CapabilityError: Its power limit may not or cannot be set.
-        ConfigError: There is no such board.
-    """
-    from joulery.adapters.devices.power.nvidia_activity import NvidiaActivity
-
-    spec = DeviceSpec("nvidia-power", {"gpu": number})
-    return _limited(number, spec, holder, leases, lambda: NvidiaActivity(number))
-
-
-def limited_cpus(holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
-    """The CPUs of this machine as one device, and the limit they have when no lease holds it.
-
-    Raises:
-        CapabilityError: Their power limit may not or cannot be set, or their energy not be read.
-    """
-    from joulery.adapters.devices.power.rapl_activity import RaplActivity
-
-    spec = rapl_spec()
-    return _limited(0, spec, holder, leases, lambda: RaplActivity(spec.options.get("root")))
-
-
-def _limited(
-    number: int, spec: DeviceSpec, holder: LeaseHolder, leases: LeaseBook, activity: Callable[[], Activity]
-) -> LimitedDevice:
-    device = open_power(spec)
-    able = device.capability()
-    if not able.settable:
-        raise CapabilityError(f"{able.device}: {able.detail}", resource=able.device, grant=able.grant or None)
-    holder.require_guard(able)
-    now_s = time.time()
-    name = lease_name(able.uuid or able.device, spec.knob)
-    revert_lease(leases, name, open_device, lambda lease: lease_state(lease, now_s) is not LeaseState.HELD)
-    if (held := leases.read(name)) is not None:
-        owner = f"process {held.owner.pid} ({held.owner.program})"
-        raise CapabilityError(f"the power limit of {able.device} is leased by {owner}", resource=able.device)
-    set_w = device.observe().setting.limit_w
-    full_w = able.default_w if set_w is None else set_w
-    return LimitedDevice(
-        number, able.device, device, spec, activity(), able.name, able.uuid, full_w, able.limits_w[0], able.parts
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulery.accounting.forecasts import JobForecast, coverage
 from joulery.accounting.training_jobs import MeasureRules
 from joulery.adapters.clusters.local import LocalBackend
 from joulery.app.limits_config import LimitsConfig, limits_config
@@ -28,6 +29,7 @@ from joulery.app.wiring.cluster import (
     local_backend,
     machine_slots,
     one_cluster,
+    priority_step,
     site_intensity,
 )
 from joulery.config.jobs import JobsConfig
@@ -36,9 +38,10 @@ from joulery.config.site import Mode, Site
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import ClusterBackend
+from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.decisions import CLEANER
-from joulery.runtime.schedule.expected import expected_starts
+from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
 from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
@@ -66,7 +69,7 @@ class ScheduleRequest:
 
     Attributes:
         site: The site file.
-        backend: ``local`` or ``slurm``.
+        backend: ``local``, ``slurm`` or ``kueue``.
         mode: advise, shadow or act.
         once: One round and its actions instead of a loop.
         argv: The command line, for the manifest.
@@ -140,6 +143,8 @@ def _scheduler(
     jobs = jobs_of(site)
     if journal.damaged:
         note(f"{journal.path.name}: {journal.damaged} damaged lines are left out")
+    if jobs.backend == "kueue" and jobs.policy.kind in LEAN:
+        note(f"policy {jobs.policy.kind} limits no GPU's power beside Kueue: it orders jobs alone")
     return Scheduler(
         backend,
         green_policy(jobs),
@@ -155,7 +160,7 @@ def _scheduler(
             least_run_s=min(_LEAST_RUN_S, jobs.quantum_s / 4) if jobs.least_run_s is None else jobs.least_run_s,
             start_s=jobs.start_within_s,
         ),
-        priority_step=jobs.slurm.priority_step if jobs.backend == "slurm" else 0.0,
+        priority_step=priority_step(jobs),
     )
 
 
@@ -229,9 +234,11 @@ def submit_job(
         limit_s: Longest time it runs on ``min_slots``.
 
     Raises:
-        ConfigError: The jobs are Slurm's, or this machine has fewer slots than ``min_slots``.
+        ConfigError: The jobs are a cluster's, or this machine has fewer slots than ``min_slots``.
     """
     jobs = jobs_of(one_cluster(site, None))
+    if jobs.backend == "kueue":
+        raise ConfigError("jobs of Kueue are submitted with kubectl", hint="see docs/how-to/kueue.md")
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are submitted with sbatch", hint="see docs/how-to/slurm.md")
     slots = len(machine_slots(jobs.slots))
@@ -248,10 +255,14 @@ def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
     """End a job of this machine for good and return its state.
 
     Raises:
-        ConfigError: The jobs are Slurm's.
+        ConfigError: The jobs are a cluster's.
         ActuationError: There is no such job, or it is over.
     """
     jobs = jobs_of(one_cluster(site, cluster))
+    if jobs.backend == "kueue":
+        raise ConfigError(
+            "jobs of Kueue are cancelled with kubectl", got=f"--cancel {job}", hint="kubectl delete job NAME"
+        )
     if jobs.backend != "local":
         raise ConfigError("jobs of Slurm are cancelled with scancel", got=f"--cancel {job}", hint=f"scancel {job}")
     return local_backend(jobs).cancel(job)
@@ -278,24 +289,44 @@ def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
     folder = jobs.state.absolute()
     state = live_state(folder)
     ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
-    line = _line(snapshot.jobs, state)
-    starts = expected_starts(snapshot, state, line, time.time())
+    line, now_s = waiting_line(snapshot.jobs, state), time.time()
+    starts = expected_starts(snapshot, state, line, now_s)
+    made = job_forecasts(snapshot, state, math.nan, now_s)
     return [
         {
             **_row(job, state, ended.get(job.id, {})),
             **_wait(job, state, line),
             "expected_start_s": starts.get(job.id),
+            **_expected(made.get(job.id, ()), now_s),
             "deadline_s": job.deadline_s if math.isfinite(job.deadline_s) else None,
         }
         for job in snapshot.jobs
     ]
 
 
-def _line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[ClusterJob]:
-    """The waiting jobs in the order in which they start: those of the plan, then the other ranked ones."""
-    waiting = {job.id: job for job in jobs if job.state is JobState.WAITING and not job.exempt}
-    ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
-    return [waiting[job] for job in dict.fromkeys(ranked) if job in waiting]
+def _expected(made: Sequence[JobForecast], now_s: float) -> dict[str, float | None]:
+    """Interval of the start, and the expected end with its interval, Unix seconds; None where unknown."""
+    by_kind = {forecast.kind: forecast for forecast in made}
+    unknown = JobForecast("end", now_s, math.nan)
+    start, end = by_kind.get("start", unknown), by_kind.get("end", unknown)
+    after_s = {
+        "expected_start_low_s": start.low,
+        "expected_start_high_s": start.high,
+        "expected_end_s": end.amount,
+        "expected_end_low_s": end.low,
+        "expected_end_high_s": end.high,
+    }
+    return {name: None if math.isnan(seconds) else now_s + seconds for name, seconds in after_s.items()}
+
+
+def forecast_coverage(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
+    """How good the scheduler's forecasts were, one row for each kind.
+
+    Raises:
+        ConfigError: There is no such cluster, or the site lists several and none is named.
+    """
+    folder = jobs_of(one_cluster(site, cluster)).state.absolute()
+    return [row.as_dict() for row in coverage(live_state(folder).scores)]
 
 
 def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``fleet.devices`` and ``fleet.clocks``: this machine's GPUs as replicas may use them, and whose clock is governed."""
+"""``fleet.devices``, ``fleet.clocks``, ``fleet.power_limits``: GPUs for replicas, and devices that are governed."""
 
 from __future__ import annotations
 
@@ -106,4 +106,41 @@ class ClockConfig(Section):
             raise problem("is above max", at=("min",))
         if self.lease_s < 2 * self.period_s:
             raise problem("must be at least twice the period", at=("lease",))
+        return self
+
+
+class PowerLimitConfig(Section):
+    """A device whose power is limited while services run, learned within a bound on their slowdown (mode act)."""
+
+    device: Literal["cpu", "nvidia"]
+    """cpu: RAPL; nvidia: a GPU's power management limit."""
+    gpu: GpuId = 0
+    """With device nvidia: which."""
+    max_slowdown: Annotated[float, Field(ge=1, le=3)] = 1.1
+    """Most service time that requests may take over that at full power, trials included; queueing is not counted."""
+    eta: Ratio = 0.5
+    """Weight of energy against service time in the cost of a limit."""
+    min_ratio: Annotated[Ratio, Field(gt=0, lt=1)] = Field(alias="min", default=0.5)
+    """Lowest limit, as a share of the limit that the device had before."""
+    trial_s: Seconds = Field(alias="trial", default=20.0)
+    """How long a window lasts in which requests are measured, at least 20 of them."""
+    settle_s: Seconds = Field(alias="settle", default=2.0)
+    """How long the device takes to follow a new limit."""
+    period_s: Seconds = Field(alias="period", default=1.0)
+    """How often it decides."""
+    baseline_ratio: Annotated[Ratio, Field(gt=0, le=0.5)] = Field(alias="baseline", default=0.1)
+    """Share of the time at full power while a limit is kept, to compare it."""
+    review_s: Seconds = Field(alias="review", default=3600.0)
+    """How often the search for the best limit begins anew."""
+    lease_s: Seconds = Field(alias="lease", default=10.0)
+    """How long a limit stays set after its last renewal."""
+    services: tuple[Name, ...] = ()
+    """Services that are measured and whose SLOs are kept; when left out, every one on the device."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> PowerLimitConfig:
+        if self.lease_s < 2 * self.period_s:
+            raise problem("must be at least twice the period", at=("lease",))
+        if not 0 < self.period_s <= self.trial_s <= self.review_s:
+            raise problem("must lie between the period and the review", at=("trial",))
         return self

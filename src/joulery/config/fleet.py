@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from joulery.config.devices import ClockConfig, GpuDeviceConfig
+from joulery.config.devices import ClockConfig, GpuDeviceConfig, PowerLimitConfig
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.section import InputFile, Section
 from joulery.config.plan import GpuConfig
@@ -48,6 +48,8 @@ class FleetConfig(Section):
     """This machine's GPUs that replicas may run on; without any they run on its CPU."""
     clocks: tuple[ClockConfig, ...] = ()
     """Devices of this machine whose clock is governed while services run."""
+    power_limits: tuple[PowerLimitConfig, ...] = ()
+    """Devices of this machine whose power is limited while services run; none whose clock is governed."""
 
     @model_validator(mode="after")
     def _gpu_names_are_unique(self) -> FleetConfig:
@@ -61,8 +63,18 @@ class FleetConfig(Section):
         for key, devices in (
             ("devices", [str(device.gpu) for device in self.devices]),
             ("clocks", [f"{clock.device} {clock.gpu}" for clock in self.clocks]),
+            ("power_limits", [f"{limit.device} {limit.gpu}" for limit in self.power_limits]),
         ):
             for index, device in enumerate(devices):
                 if device in devices[:index]:
                     raise problem("stands twice; each device once", at=(key, index))
+        governed = {(clock.device, clock.gpu) for clock in self.clocks}
+        for index, limit in enumerate(self.power_limits):
+            if (limit.device, limit.gpu) in governed:
+                raise problem(
+                    "a governor sets the clock of this device already (fleet.clocks)",
+                    expected="one owner for each device",
+                    hint="keep it below clocks or below power_limits",
+                    at=("power_limits", index),
+                )
         return self

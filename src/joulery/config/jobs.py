@@ -161,11 +161,30 @@ class SlurmConfig(Section):
     """How long a command of Slurm may take."""
 
 
+class KueueConfig(Section):
+    """Which jobs of Kueue to schedule (backend kueue)."""
+
+    kubeconfig: Annotated[OutputPath, Field(strict=False)] | None = None
+    """The kubeconfig; $KUBECONFIG, the service account of the container or ~/.kube/config when left out."""
+    context: Name | None = None
+    """A context of it; its current one when left out."""
+    resource: Text = "nvidia.com/gpu"
+    """What a slot is: a resource that ClusterQueues have quota of, such as nvidia.com/mig-1g.10gb."""
+    queues: tuple[Name, ...] = ()
+    """ClusterQueues to schedule; all when left out. Jobs of other queues are left alone."""
+    priority_step: Annotated[float, Field(ge=0)] = 1.0
+    """Points of Kueue's own priority that make a class: jobs of a higher class go first. 0 for one class."""
+    progress: OutputPath | None = None
+    """Folder on a shared disk where jobs append their progress, each to a file named by the UID of its Job."""
+    timeout_s: Seconds = Field(alias="timeout", default=30.0)
+    """How long an answer of the API server may take."""
+
+
 class JobsConfig(Section):
     """Training jobs."""
 
-    backend: Literal["local", "slurm"] = "local"
-    """local: processes of this machine; slurm: the Slurm whose commands are on PATH."""
+    backend: Literal["local", "slurm", "kueue"] = "local"
+    """local: processes of this machine; slurm: the Slurm whose commands are on PATH; kueue: Kueue on Kubernetes."""
     state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-jobs", validate_default=True)
     """Folder for the journal, the log and, on this machine, the jobs."""
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
@@ -183,7 +202,7 @@ class JobsConfig(Section):
     least_run_s: Seconds | None = Field(alias="least_run", default=None)
     """How long a job runs before it may be stopped; a quarter of the quantum, at most 5 min, when left out."""
     start_within_s: Seconds = Field(alias="start_within", default=60.0)
-    """How long a released job may take to start on free slots before its slots go to others (backend slurm)."""
+    """How long a released job may take to start on free slots before its slots go to others (not backend local)."""
     patience_s: Seconds = Field(alias="patience", default=60.0)
     """How long after the scheduler died the watchdog releases every held job."""
     output_pattern: Text | None = None
@@ -198,6 +217,8 @@ class JobsConfig(Section):
     """Power limits of the policies that set some."""
     slurm: SlurmConfig = SlurmConfig()
     """Settings for Slurm."""
+    kueue: KueueConfig = KueueConfig()
+    """Settings for Kueue."""
 
     @model_validator(mode="after")
     def _poll_within_quantum(self) -> JobsConfig:

@@ -211,7 +211,8 @@ class PlanSection(Section):
     """best: the cheapest fleet found, with a proof (with pipelines, the plan of least power); igniter and muserve: the
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
     search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
-    dollars, with a bound; language: language models alone, as without services."""
+    dollars, with a bound; language: language models alone, as without services. When left out: best, or joint where the
+    site states an objective (other than cost), a power cap, host watts, lists of variants or measurements of slices."""
     objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
     """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
     weights: ObjectiveWeights | None = None

@@ -12,7 +12,7 @@ from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, Watts
+from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, SecondsOrZero, Watts
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
@@ -326,6 +326,11 @@ class ServiceConfig(Section):
     concurrency: Annotated[int, Field(ge=1, le=64)] | None = None
     """Requests that its upstreams get at once, all of them together; the others wait in joulery's queue. 4 when left
     out."""
+    max_batch: Annotated[int, Field(ge=1, le=256)] = 1
+    """Requests that a replica may answer together; the profile measures batches of 2, 4, 8 … up to this size, and a
+    batch takes at most 30 % of the SLO's latency. For models whose first dimension is free."""
+    batch_delay_s: SecondsOrZero = Field(alias="batch_delay", default=0.0)
+    """How long a batch that is not full waits for more requests; 0 s takes what waits when a replica is free."""
     cpu: CpuConfig | None = None
     """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
     gpus: tuple[GpuId, ...] | None = None
@@ -370,11 +375,25 @@ class ServiceConfig(Section):
         if (self.threatened_accuracy_ratio or 0.0) > self.minimum_accuracy_ratio:
             floor = f"at most minimum_accuracy, {self.minimum_accuracy_ratio:.4g}"
             raise problem("is above the floor that always holds", expected=floor, at=("threatened_accuracy",))
+        self._batches_can_be_formed()
         names = [variant.name for variant in self.family.variants]
         if isinstance(self.policy, FixedPolicy) and self.policy.variant not in (None, *names):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         self._split_can_be_met()
         return self
+
+    def _batches_can_be_formed(self) -> None:
+        if self.max_batch == 1 and self.batch_delay_s > 0:
+            raise problem("waits for batches, and max_batch allows none", expected="max_batch", at=("batch_delay",))
+        if self.batch_delay_s >= self.slo.latency_s:
+            raise problem("is not below the SLO's latency", expected="such as 5 ms", at=("batch_delay",))
+        if self.max_batch == 1:
+            return
+        if self.family.is_upstream:
+            hint = "batch there, such as Triton's dynamic batching"
+            raise problem("models on other servers form their own batches", hint=hint, at=("max_batch",))
+        if isinstance(self.policy, SplitPolicy):
+            raise problem("a split answers requests one by one", expected="max_batch: 1", at=("max_batch",))
 
     def _variants_fit(self) -> None:
         if not self.variants:

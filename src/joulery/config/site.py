@@ -71,10 +71,14 @@ class Site(Section):
         unique(names, ("services",))
         unique([model.name for model in self.language_models], ("language_models",))
         governed = (*names, *(model.name for model in self.language_models))
-        for index, clock in enumerate(self.fleet.clocks):
-            for name in clock.services:
+        governing = {
+            "clocks": [clock.services for clock in self.fleet.clocks],
+            "power_limits": [limit.services for limit in self.fleet.power_limits],
+        }
+        for key, index, each in ((key, *one) for key, lists in governing.items() for one in enumerate(lists)):
+            for name in each:
                 if name not in governed:
-                    at = ("fleet", "clocks", index, "services")
+                    at = ("fleet", key, index, "services")
                     raise problem(f"there is no {name} in this site", expected=", ".join(governed) or "a name", at=at)
         if self.load is not None and self.load.service not in (None, *names):
             raise problem(
@@ -85,6 +89,7 @@ class Site(Section):
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         self._pods_fit()
         self._splits_can_be_kept()
+        self._batches_can_be_formed()
         self._families_have_their_models()
         self._clusters_are_apart()
         return self
@@ -118,6 +123,17 @@ class Site(Section):
                     known = ", ".join(models) or "nothing there yet"
                     at = ("language_families", number, "variants", index, "model")
                     raise problem("is not listed under language_models", expected=known, at=at)
+
+    def _batches_can_be_formed(self) -> None:
+        """The embedded engine forms batches; replicas on Ray answer one request at a time."""
+        for number, service in enumerate(self.services):
+            if service.max_batch > 1 and isinstance(self.serving.engine, RayEngine):
+                hint = "serving: {engine: {kind: embedded}}; or leave max_batch out"
+                raise problem(
+                    "batches are formed by the embedded engine, not on Ray",
+                    hint=hint,
+                    at=("services", number, "max_batch"),
+                )
 
     def _splits_can_be_kept(self) -> None:
         """Requests are steered in mode act alone, and by the engines that load several variants in a replica."""

@@ -192,6 +192,7 @@ class ClusterSnapshot:
         jobs: Every job that is not over, and those that ended lately; by number.
         notes: Remarks for the operator, one sentence each.
         self_starting: Whether jobs start by themselves unless they are held.
+        overtaking: Whether a released job that does not fit keeps no other from starting.
         nodes: The nodes that are up; empty where the cluster is one machine.
     """
 
@@ -200,6 +201,7 @@ class ClusterSnapshot:
     notes: tuple[str, ...] = ()
     self_starting: bool = True
     nodes: tuple[ClusterNode, ...] = ()
+    overtaking: bool = False
 
     @property
     def pools(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ from joulery.domain.gpu.device import (
     MigSetting,
     MpsSetting,
     PowerSetting,
+    WantedPart,
 )
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import (
@@ -29,7 +30,6 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.mix import VariantMix
-from joulery.domain.serving.service import Slice
 from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 
 S = TypeVar("S")
@@ -224,10 +224,15 @@ class Admission(Protocol):
 
 
 class Steering(Protocol):
-    """An engine whose replicas keep several variants loaded."""
+    """An engine that keeps shares of a service's requests: among the variants that replicas keep loaded, or among
+    replicas of several variants."""
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
         """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        ...
+
+    def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
+        """The mix of each service from the next change of the replicas on; none of those given before."""
         ...
 
     def mix(self, service: str, /) -> VariantMix:
@@ -236,12 +241,14 @@ class Steering(Protocol):
 
 
 class Places(Protocol):
-    """Hands out the parts of GPUs that replicas run on, and has the GPUs partitioned so that there are enough of them.
+    """Hands out the parts of GPUs that replicas run on, and has the GPUs divided so that there are enough of them."""
 
-    What is wanted is a slice and the device it must be on (``gpu:0``; empty for any).
-    """
+    @property
+    def alone(self) -> frozenset[str]:
+        """Ids of the parts that take one process at a time: the old one ends before a new one starts."""
+        ...
 
-    def vacate(self, wanted: Sequence[tuple[Slice, str]], /) -> frozenset[str]:
+    def vacate(self, wanted: Sequence[WantedPart], /) -> frozenset[str]:
         """Ids of the parts that must be empty before :meth:`settle`; none where everything fits as it is.
 
         Raises:
@@ -249,7 +256,7 @@ class Places(Protocol):
         """
         ...
 
-    def settle(self, wanted: Sequence[tuple[Slice, str]], /) -> str:
+    def settle(self, wanted: Sequence[WantedPart], /) -> str:
         """Have the GPUs cut and shared so that all of it fits; what was done, in words, empty for nothing.
 
         Raises:
@@ -257,7 +264,7 @@ class Places(Protocol):
         """
         ...
 
-    def assign(self, wanted: Sequence[tuple[Slice, str]], taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
+    def assign(self, wanted: Sequence[WantedPart], taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
         """A part for each, in the order of ``wanted``, beside those that are taken.
 
         Raises:

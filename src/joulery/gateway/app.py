@@ -418,6 +418,7 @@ def _answered(service: str, arrival_s: float, response: InferResponse, share: En
         response.cpu_s,
         response.attempts,
         share,
+        response.batch,
     )
 
 

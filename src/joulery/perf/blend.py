@@ -11,6 +11,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
+from joulery.domain.serving.service import Slice
 from joulery.perf.layouts import Predictor
 
 _SAMPLES = 1000
@@ -65,6 +66,69 @@ def taken_as(profile: Profile, variant: str, like: str, seen: Mapping[str, Timin
         if entry.variant == like
     ]
     return replace(profile, entries=(*profile.entries, *added))
+
+
+def stretched(profile: Profile, variant: str, like: str, ratio: float, active_w: float = math.nan) -> Profile:
+    """The profile with a variant whose times are those of another times a ratio, instead of what it said of it.
+
+    Args:
+        profile: The profile.
+        variant: The variant.
+        like: A measured variant.
+        ratio: Its times over those of the other, above 0.
+        active_w: Watts of a core that is busy with it; NaN for those of the other.
+    """
+    added = [
+        replace(
+            entry,
+            variant=variant,
+            alone=_times(entry.alone, ratio),
+            loaded=_times(entry.loaded, ratio),
+            active_w=entry.active_w if math.isnan(active_w) else active_w,
+            batches=_batches(entry, ratio),
+        )
+        for entry in profile.entries
+        if entry.variant == like
+    ]
+    others = tuple(entry for entry in profile.entries if entry.variant != variant)
+    return replace(profile, entries=(*others, *added))
+
+
+def with_live_times(profile: Profile, variant: str, seen: Mapping[Slice, Timings]) -> Profile:
+    """The profile with the live times of a variant on some slices; on the others its times move in proportion.
+
+    Args:
+        profile: The profile, with the variant.
+        variant: The variant.
+        seen: Its live times by slice, of at least one slice of the profile.
+    """
+    ratios = [seen[entry.slice].mean_s / entry.loaded.mean_s for entry in _of(profile, variant) if entry.slice in seen]
+    ratio = math.fsum(ratios) / len(ratios)
+    moved = [
+        replace(entry, alone=seen[entry.slice], loaded=seen[entry.slice], batches=_batches(entry, ratio))
+        if entry.slice in seen
+        else replace(
+            entry,
+            alone=_times(entry.alone, ratio),
+            loaded=_times(entry.loaded, ratio),
+            batches=_batches(entry, ratio),
+        )
+        for entry in _of(profile, variant)
+    ]
+    others = tuple(entry for entry in profile.entries if entry.variant != variant)
+    return replace(profile, entries=(*others, *moved))
+
+
+def _of(profile: Profile, variant: str) -> list[SliceProfile]:
+    return [entry for entry in profile.entries if entry.variant == variant]
+
+
+def _batches(entry: SliceProfile, ratio: float) -> dict[int, Timings]:
+    return {size: _times(times, ratio) for size, times in entry.batches.items()}
+
+
+def _times(times: Timings, ratio: float) -> Timings:
+    return Timings(times.service_s * ratio, times.cpu_s * ratio)
 
 
 def _blend(parts: Sequence[tuple[SliceProfile, float]], name: str) -> SliceProfile:

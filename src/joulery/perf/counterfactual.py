@@ -123,6 +123,7 @@ def compare(
     overhead_s: float = 0.0,
     seed: int = 0,
     shadow: Mapping[str, FloatArray] | None = None,
+    batch_delay_s: float = 0.0,
 ) -> Counterfactual:
     """Replay the requests of a run under the baseline.
 
@@ -134,6 +135,7 @@ def compare(
         overhead_s: What a request spends outside queue and replica.
         seed: Of the service times and of the bootstrap.
         shadow: Live over modelled cost of each shadow replay, by variant; counts for variants that were not seen live.
+        batch_delay_s: How long a batch that is not full waits for more requests.
 
     Raises:
         DataError: No request was answered.
@@ -141,8 +143,8 @@ def compare(
     if len(answered) == 0:
         raise DataError("no request was answered: there is nothing to compare")
     picks = uniform_draws(len(answered), seed)
-    modelled = replay(answered.arrival_s, picks, ran)
-    modelled_base = replay(answered.arrival_s, picks, [(-math.inf, base)])
+    modelled = replay(answered.arrival_s, picks, ran, batch_delay_s)
+    modelled_base = replay(answered.arrival_s, picks, [(-math.inf, base)], batch_delay_s)
     weight = _carbon_weight(answered)
     corrections = _corrections(answered, modelled, ran)
     own = sorted({item.variant for item in base})

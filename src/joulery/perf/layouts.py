@@ -17,6 +17,26 @@ SATURATION_RATIO = 0.95
 """Above this share of the capacity the queue has no useful steady state within a planning period: not predicted."""
 
 
+BATCH_RATIO = 0.3
+"""Share of the SLO that a batch may take: a request that just missed one waits for it, then for its own."""
+
+
+def batched_within(profile: Profile, max_batch: int, latency_s: float, quantile: float) -> Profile:
+    """The profile with batches only as large as leave each request time within an SLO.
+
+    Args:
+        profile: The profile.
+        max_batch: Requests of a batch at most; 1 for none.
+        latency_s: Latency of the SLO.
+        quantile: Its quantile.
+    """
+    kept = []
+    for entry in profile.entries:
+        fits = [size for size, times in entry.batches.items() if times.quantile_s(quantile) <= BATCH_RATIO * latency_s]
+        kept.append(entry.batched_to(min(max_batch, max(fits, default=1))))
+    return replace(profile, entries=tuple(kept))
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutMetrics:
     """Prediction of one layout under one demand.
@@ -59,6 +79,7 @@ class Predictor:
         overhead_s: Time of a request outside queue and replica (HTTP, copying).
         requests: Requests replayed; the first tenth only fills the queue.
         seed: Of arrivals and samples.
+        batch_delay_s: How long a batch that is not full waits for more requests.
     """
 
     profile: Profile
@@ -67,10 +88,12 @@ class Predictor:
     overhead_s: float = 0.0
     requests: int = 3000
     seed: int = 0
+    batch_delay_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         numbers = {name: getattr(self, name) for name in ("quantile", "overhead_s", "requests", "seed")}
+        numbers |= {"batch_delay_s": self.batch_delay_s} if self.batch_delay_s else {}
         return {"profile": self.profile.as_dict(), "accuracy_ratio": dict(self.accuracy_ratio), **numbers}
 
     @classmethod
@@ -120,6 +143,7 @@ class Predictor:
             poisson_arrivals(rate_rps, self.requests, self.seed),
             uniform_draws(self.requests, self.seed),
             [(-math.inf, instances)],
+            self.batch_delay_s,
         )
         kept = slice(self.requests // 10, None)
         server = played.server[kept]
@@ -152,9 +176,9 @@ class Predictor:
             DataError: A variant was not measured on its slice.
         """
         instances = self.instances(layout)
-        speed = np.array([1.0 / item.loaded.mean_s for item in instances])
+        speed = np.array([1.0 / item.each_s for item in instances])
         weight = speed / speed.sum()
-        energy_j = float(np.dot(weight, [item.energy_j for item in instances]))
+        energy_j = float(np.dot(weight, [item.busy_energy_j for item in instances]))
         return self._metrics(
             instances,
             weight.tolist(),

@@ -340,6 +340,10 @@ class AuditedPolicy:
 
     def _during(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
         """Go on with the period that runs, or end it."""
+        if self.policy.family and state.service.family != self.policy.family:  # the layout to go back to may be gone
+            state = self._closed(state, seen, cut=False)
+            inner = self.policy.step(state.service, seen)
+            return Step(replace(state, service=inner.state), inner.decisions)
         service, threat = self.policy.watched(state.service, seen)
         limit_s, baseline = self.policy.objectives.slo.latency_s, self.audit.baseline
         delay_s = self._delay_s(seen, baseline)

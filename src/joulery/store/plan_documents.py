@@ -462,6 +462,7 @@ def _replicas_document(each: LanguageReplicas) -> dict[str, Any]:
         "gpus_a_replica": each.gpus,
         "replicas": each.count,
         "max_num_seqs": each.max_num_seqs,
+        "vllm_command": each.command,
         "rate_rps": each.rate_rps,
         "in_flight": each.in_flight,
         "power_w": each.power_w,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from joulery.domain.errors import DataError
+from joulery.domain.gpu.language_plan import PlannedEngine
 from joulery.domain.gpu.layout_plan import (
     LayoutBaseline,
     LayoutBound,
@@ -66,7 +67,7 @@ class PlanFile:
 
     @property
     def kind(self) -> str:
-        """``shares``, ``stages`` or ``layouts``."""
+        """``shares``, ``stages``, ``layouts`` or ``language``."""
         document = self.document
         if not isinstance(document, Mapping) or not ("gpus" in document or "layouts" in document):
             raise self._wrong("not a plan: no key gpus or layouts")
@@ -92,20 +93,50 @@ class PlanFile:
             raise self._wrong(f"no such kind of plan: {self.kind}, expected shares, stages or layouts")
         return self._read(read)
 
+    def gpus(self) -> tuple[PlannedGpu, ...]:
+        """The GPUs of a plan of shares or slices, with what is predicted of every instance.
+
+        Raises:
+            DataError: It is no such plan.
+        """
+        if self.kind != "shares":
+            raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
+        return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+
     def shares(self) -> tuple[PlannedGpu, ...]:
         """The GPUs of a plan of shares, with what is predicted of every instance.
 
         Raises:
             DataError: It is no plan of shares, or it cuts GPUs.
         """
-        if self.kind != "shares":
-            raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
-        gpus = self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
+        gpus = self.gpus()
         if any(gpu.sliced for gpu in gpus):
             raise self._wrong(
                 "the plan puts services on MIG slices, which cannot be taken for shares", "leave measurements out"
             )
         return gpus
+
+    def engines(self) -> tuple[PlannedEngine, ...]:
+        """The engines of a plan of language models.
+
+        Raises:
+            DataError: It is no such plan.
+        """
+        if self.kind != "language":
+            raise self._wrong(f"a plan of {self.kind}, expected a plan of language models", "plan with plan.language")
+        return self._read(
+            lambda document: tuple(
+                PlannedEngine(
+                    str(each["workload"]),
+                    str(each["model"]),
+                    str(each["precision"]),
+                    int(each["gpus_a_replica"]),
+                    int(each["max_num_seqs"]),
+                    int(each["replicas"]),
+                )
+                for each in document["services"]
+            )
+        )
 
     def running(self) -> tuple[RunningGpu, ...]:
         """The processes of a plan of shares: replica, share and batch.

@@ -64,7 +64,10 @@ def bert_folder(path: Path, hidden: int = 16) -> Path:
         label2id={"NEGATIVE": 0, "POSITIVE": 1},
     )
     BertForSequenceClassification(config).save_pretrained(str(path))
-    BertTokenizerFast(vocab={word: index for index, word in enumerate(WORDS)}).save_pretrained(str(path))
+    words = path / "vocab.txt"  # transformers 4 reads a file, 5 takes a dictionary
+    words.write_text("\n".join(WORDS) + "\n")
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    BertTokenizerFast(vocab_file=str(words), vocab=vocabulary).save_pretrained(str(path))
     return path
 
 

@@ -20,6 +20,7 @@ class FakeBoard:
     instant_mw: int | None = 300_000
     usage_mw: int | None = 290_000
     mig: bool = False
+    compute_mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
     compute_pids: list[int] | None = field(default_factory=list)
     graphics_pids: list[int] = field(default_factory=list)
     utilisation: list[tuple[int, int, int]] | Exception = field(default_factory=list)
@@ -70,6 +71,9 @@ class FakeNvml:
         if board.architecture < pynvml.NVML_DEVICE_ARCH_AMPERE:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(board.mig), int(board.mig)]
+
+    def nvmlDeviceGetComputeMode(self, board: FakeBoard) -> int:
+        return board.compute_mode
 
     def nvmlDeviceGetTotalEnergyConsumption(self, board: FakeBoard) -> int:
         return self._value(board, "energy", board.energy_mj)

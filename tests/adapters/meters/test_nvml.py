@@ -1,6 +1,7 @@
 import importlib
 import math
 import os
+import subprocess
 from pathlib import Path
 
 import pynvml
@@ -8,11 +9,12 @@ import pytest
 
 from joulery.adapters import nvidia
 from joulery.adapters.meters import nvml as module
-from joulery.adapters.meters.nvml import open_nvml, sees_host_processes
+from joulery.adapters.meters.nvml import is_mps_server, open_nvml, sees_host_processes
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 from tests.adapters.meters.nvml_fake import FakeBoard, FakeNvml, error
+from tests.waiting import wait_until
 
 AMPERE, HOPPER, VOLTA = pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_HOPPER, pynvml.NVML_DEVICE_ARCH_VOLTA
 
@@ -202,6 +204,61 @@ def test_who_holds_a_board() -> None:
     # Only what is newer than the last sample counts the next time.
     boards[2].utilisation = [(5, 10, 60), (6, 10, 30), (7, 20, 50)]
     assert meter.holders()["gpu:2"] == pytest.approx({10: 0.0, 20: 1.0, 30: 0.0})
+    meter.close()
+
+
+def test_the_server_of_mps_is_no_holder_beside_its_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "is_mps_server", lambda pid: pid == 99)
+    boards = [
+        FakeBoard(compute_pids=[99, 10]),
+        FakeBoard(compute_pids=[99]),
+        FakeBoard(compute_pids=[99, 10, 20], utilisation=[(5, 10, 60), (6, 20, 20)]),
+        FakeBoard(compute_pids=[99, 10, 20], utilisation=[(5, 99, 80)]),
+    ]
+    meter = open_nvml(FakeNvml(*boards))
+    held = meter.holders()
+    assert held["gpu:0"] == {10: 1.0}
+    assert held["gpu:1"] == {99: 1.0}
+    assert held["gpu:2"] == pytest.approx({10: 0.75, 20: 0.25})
+    unknown = held["gpu:3"]  # whose work it was is not known: no client is given another's
+    assert unknown is not None
+    assert set(unknown) == {10, 20}
+    assert all(math.isnan(share) for share in unknown.values())
+    meter.close()
+
+
+def test_the_server_of_mps_is_known_by_its_name(tmp_path: Path) -> None:
+    assert not is_mps_server(os.getpid())
+    assert not is_mps_server(2**22 + 1)
+    program = tmp_path / "nvidia-cuda-mps-server"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "60"]) as server:
+        try:
+            assert wait_until(lambda: is_mps_server(server.pid), "its name")
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (pynvml.NVML_COMPUTEMODE_DEFAULT, ()),
+        (
+            pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+            ("is in exclusive-process mode: one process at a time computes on it; MPS shares it",),
+        ),
+        (
+            pynvml.NVML_COMPUTEMODE_PROHIBITED,
+            ("is in prohibited compute mode: nothing computes on it, its joules are idle power",),
+        ),
+    ],
+)
+def test_the_compute_mode_is_said_once_and_changes_no_number(mode: int, said: tuple[str, ...]) -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(compute_mode=mode, compute_pids=[10])))
+    assert meter.notes() == tuple(f"gpu:0 (NVIDIA H100 80GB HBM3) {one}" for one in said)
+    assert meter.read() == (5.0,)
+    assert meter.holders() == {"gpu:0": {10: 1.0}}
+    assert meter.notes() == ()
     meter.close()
 
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from joulery.app.serving.governed_llm import describe_slos, join_keepers
+from joulery.app.serving.governed.governed_llm import describe_slos, join_keepers
 from joulery.app.serving.llm import open_llm_site
 from joulery.app.wiring.governed_clocks import governed_clocks
 from joulery.config import load

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from joulery.app.serving.planned_clocks import planned_configs, widest
+from joulery.app.serving.governed.planned_clocks import planned_configs, widest
 from joulery.app.wiring.governed_clocks import bounded, governed_clock, governed_clocks
 from joulery.config import load
 from joulery.config.devices import ClockConfig
@@ -16,7 +16,7 @@ from joulery.config.site import Mode
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.planned import PlanInForce
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce
 
 
 def gpu(floor_mhz, ceiling_mhz=1530.0):

@@ -12,6 +12,7 @@ from joulery.app.wiring.gpus import LocalGpus, gpu_groups
 from joulery.config.parsing.reading import load
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
+from joulery.domain.gpu.device import WantedPart
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.runtime.serving.controller import LayoutActuator
@@ -74,7 +75,7 @@ def test_a_gpu_group_hands_out_only_its_own_gpus(tmp_path):
     assert isinstance(group.places, GpuPlaces) and list(group.places.cut) == ["gpu:1"]
     seven = Slice(SliceKind.MIG, profile="7g.40gb")
     with pytest.raises(CapabilityError, match="no GPU here has room"):
-        group.places.vacate([(seven, ""), (seven, "")])
+        group.places.vacate([WantedPart(seven), WantedPart(seven)])
     places = GpuPlaces(group.places.turn, shared={"gpu:2": group}, whole={"gpu:3": "GPU-3"})  # type: ignore[dict-item]
     assert list(places.only(["gpu:3"]).whole) == ["gpu:3"] and not places.only(["gpu:3"]).shared
 

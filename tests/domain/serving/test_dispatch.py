@@ -308,3 +308,19 @@ def test_requests_that_waited_longer_than_the_limit_are_withdrawn_the_oldest_fir
     dispatcher.join(Server("x"))
     pair = dispatcher.pull()
     assert pair is not None and pair[0].payload == "c"
+
+
+def test_a_batch_of_a_replica_with_warm_variants_is_of_one_variant():
+    dispatcher, server = batching(4)
+    server.warm = frozenset({"warm"})
+    server.variant = "own"
+    dispatcher.retire(server)
+    for number, name in enumerate(["warm", "", "warm", "own", ""]):
+        dispatcher.offer(Ticket(f"{number}{name}", 9.0, name, kind="k"))
+    server.leaving = False
+    dispatcher.join(server)
+    found = []
+    while (pair := dispatcher.pull()) is not None:
+        found.append([ticket.payload for ticket in pair[1].held])
+        dispatcher.finish_all(server)
+    assert found == [["0warm", "2warm"], ["1", "4"], ["3own"]]

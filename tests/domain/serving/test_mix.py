@@ -69,3 +69,23 @@ def test_what_is_no_mix_is_refused():
     for value in ([0], [{"rate_rps": 1}], [{"rate_rps": "x", "delay_s": 1, "weights": {}}], 5):
         with pytest.raises(DataError):
             VariantMix.of(value)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.3, 0.99), st.floats(0.01, 5.0)), min_size=2, max_size=5),
+    st.integers(1, 500),
+    st.floats(0.0, 1.0),
+)
+def test_flows_that_keep_a_floor_keep_it_request_by_request(variants, requests, slack):
+    """Replicas of several variants: accuracy is below the flows' by less than the variants span, over the requests."""
+    accuracy = {f"v{at}": ratio for at, (ratio, _) in enumerate(variants)}
+    total = math.fsum(flow for _, flow in variants)
+    shares = {f"v{at}": flow / total for at, (_, flow) in enumerate(variants)}
+    planned = math.fsum(share * accuracy[name] for name, share in shares.items())
+    floor = planned - slack * (planned - min(accuracy.values()))
+    counter = MixCounter(VariantMix((MixStep(1.0, 0.0, tuple(shares.items())),)))
+    chosen = [counter.choose("", accuracy.keys(), 0, 0.0) for _ in range(requests)]
+    assert set(chosen) <= accuracy.keys(), "every request has a variant"
+    mean = math.fsum(accuracy[name] for name in chosen) / requests
+    span = max(accuracy.values()) - min(accuracy.values())
+    assert mean >= floor - len(variants) * span / requests - 1e-9

@@ -52,7 +52,7 @@ class ToyEngine:
         view = self.idle.popleft()
         if view.spec.variant == self.broken:
             raise RequestError("wrong shape", Outcome.INVALID, variant=self.broken)
-        self.asked.append((view.spec.variant, int(request.inputs["x"][0])))
+        self.asked.append((view.spec.variant, int(np.ravel(request.inputs["x"])[0])))
         self.under_way += 1
         busy = self.under_way
         await asyncio.sleep(0)

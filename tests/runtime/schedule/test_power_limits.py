@@ -13,12 +13,14 @@ import pytest
 from joulery.adapters.devices.power.nvidia_activity import NvidiaActivity
 from joulery.adapters.devices.power.nvidia_power import NvidiaPower
 from joulery.app.limits_config import LimitsConfig
-from joulery.app.power_limits import job_limits, limited_cpus
+from joulery.app.power_limits import job_limits
+from joulery.app.wiring.limited_devices import limited_cpus
 from joulery.domain.cluster import Placement
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.schedule.power_limits import JobLimits, LimitedDevice
+from joulery.runtime.leasing.limited_device import LimitedDevice
+from joulery.runtime.schedule.power_limits import JobLimits
 from joulery.store.jobs import JobLimitBook
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu

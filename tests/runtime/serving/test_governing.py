@@ -19,8 +19,8 @@ from joulery.domain.serving.engine import Outcome, QueuedRequest, RequestRecord
 from joulery.domain.serving.service import Slo
 from joulery.policies.clocks.observation import ColocatedService, Pending, Work
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import colocated_services
 from joulery.runtime.serving.governing import ClockController
+from joulery.runtime.serving.plans.colocated import colocated_services
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings

@@ -140,6 +140,19 @@ def test_a_trial_does_not_inherit_the_queue_of_the_layout_before():
     assert max(late) > 1.0, "what really was waited, else this tests nothing"
 
 
+def test_requests_of_a_batch_keep_a_replica_for_their_part_of_it():
+    """500 requests/s in batches of 4 that take 4 ms: in time, though each alone would be too slow for one replica."""
+    sample, free_s = begun(), 10.0
+    arrivals = [9.0 + k / 1000 for k in range(2000)] + [11.0 + k / 500 for k in range(2000)]
+    for first in range(0, 4000, 4):
+        start_s = max(arrivals[first + 3], free_s)
+        free_s = start_s + 0.004
+        for arrival_s in arrivals[first : first + 4]:
+            made = answered(free_s, free_s - arrival_s)
+            sample.add(made._replace(arrival_s=arrival_s, start_s=start_s, end_s=free_s, service_s=0.004, batch=4))
+    assert sample.sample(SLO).latency_high_s < 0.02
+
+
 def test_a_layout_that_is_too_slow_is_late_from_an_empty_queue_too():
     sample = begun()
     arrivals = [9.0 + k / 1000 for k in range(500)] + [11.0 + k / 100 for k in range(1000)]

@@ -11,17 +11,22 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestRecord
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.policies.placement.standby import REFUSED_S, watched_instances
-from joulery.runtime.serving.planned import (
+from joulery.runtime.serving.plans.plan_in_force import (
     PlanInForce,
     PlannedReplica,
     cores_for,
     delay_s,
+    devices_for,
     planned_replicas,
     tail_of,
 )
 
 MODEL = ModelRef(ModelKind.PYTHON, "shop:double")
 PARTS = LatencyParts(0.0, 0.0, 0.01, 0.0, 0.0)
+
+
+def models(names):
+    return {(name, "m"): MODEL for name in names}
 
 
 def instance(workload: str, share: float, *, batch: int = 4, delay: float = 0.0, replica: int = 0) -> PlannedInstance:
@@ -35,7 +40,7 @@ def gpu(*instances: PlannedInstance, kind: str = "core") -> PlannedGpu:
 def replicas(*gpus: PlannedGpu, cores=((0,), (1,))) -> tuple[PlannedReplica, ...]:
     names = {each.workload for one in gpus for each in one.instances}
     watched = watched_instances(gpus, dict.fromkeys(names, Slo(0.04, 0.99)))
-    return planned_replicas(gpus, cores[: len(gpus)], dict.fromkeys(names, MODEL), watched)
+    return planned_replicas(gpus, cores[: len(gpus)], models(names), watched)
 
 
 def test_an_instance_becomes_a_process_and_its_standby_on_the_same_core():
@@ -83,7 +88,7 @@ def test_on_shared_gpus_an_instance_is_a_process_with_a_share_of_its_own_gpu():
     plan = [gpu(instance("a", 0.6), instance("b", 0.35)), gpu(instance("c", 1.0))]
     names = {"a", "b", "c"}
     watched = watched_instances(plan, dict.fromkeys(names, Slo(0.04, 0.99)))
-    found = planned_replicas(plan, ((1,), (0,)), dict.fromkeys(names, MODEL), watched, ("gpu:3", "gpu:7"))
+    found = planned_replicas(plan, ((1,), (0,)), models(names), watched, ("gpu:7", "gpu:3"))
     assert [(str(one.original.slice), one.original.device) for one in found] == [
         ("mps:0.6", "gpu:7"),
         ("mps:0.35", "gpu:7"),
@@ -92,13 +97,13 @@ def test_on_shared_gpus_an_instance_is_a_process_with_a_share_of_its_own_gpu():
     assert found[0].original.cores == ()
     assert (found[0].standby.slice.share_ratio, found[0].standby.device, found[0].original.batch) == (0.65, "gpu:7", 4)
     with pytest.raises(CapabilityError, match="takes 1 GPUs more"):
-        cores_for(plan, (0,), {}, noun="GPUs")
+        devices_for(plan, ("gpu:3",), ())
 
 
 def plan() -> PlanInForce:
     gpus = (gpu(instance("a", 0.5), instance("b", 0.25)), gpu(instance("c", 0.9, batch=2)))
     names = ("a", "b", "c")
-    return PlanInForce.of(gpus, ((0,), (1,)), dict.fromkeys(names, MODEL), dict.fromkeys(names, Slo(0.04, 0.9)))
+    return PlanInForce.of(gpus, ((0,), (1,)), models(names), dict.fromkeys(names, Slo(0.04, 0.9)))
 
 
 def record(latency_s: float, *, replica: str = "r1", arrival_s: float = 10.0, outcome: Outcome = Outcome.OK):
@@ -111,24 +116,24 @@ def test_a_tail_is_of_the_instances_own_requests():
     one = plan().replicas[0]
     mine = [record(0.001 * k) for k in range(1, 11)]
     others = [record(9.0, replica="r2") for _ in range(50)]
-    tail = tail_of(one, [*mine, *others], "r1", {})
+    tail = tail_of(one, [*mine, *others], {"r1"}, {})
     assert (tail.key, tail.requests) == ("a/0", 10)
     assert tail.latency_s == pytest.approx(float(np.quantile([0.001 * k for k in range(1, 11)], 0.9)))
-    assert math.isnan(tail_of(one, others, "r1", {}).latency_s)
+    assert math.isnan(tail_of(one, others, {"r1"}, {}).latency_s)
 
 
 def test_requests_that_came_before_the_standby_became_active_do_not_count_against_it():
     one = plan().replicas[0]
     records = [record(5.0, arrival_s=9.0), record(0.01, arrival_s=12.0)]
-    assert tail_of(one, records, "r1", {"a/0": 11.0}).latency_s == pytest.approx(0.01)
+    assert tail_of(one, records, {"r1"}, {"a/0": 11.0}).latency_s == pytest.approx(0.01)
 
 
 def test_refused_requests_are_later_than_any_slo_and_bad_ones_do_not_count():
     one = plan().replicas[0]
     refused = [record(0.0, replica="", outcome=Outcome.DEADLINE)] * 9
-    assert tail_of(one, [*refused, record(0.01)], "r1", {}).latency_s == pytest.approx(REFUSED_S)
+    assert tail_of(one, [*refused, record(0.01)], {"r1"}, {}).latency_s == pytest.approx(REFUSED_S)
     wrong = [record(0.0, replica="", outcome=Outcome.INVALID)] * 9
-    assert tail_of(one, [*wrong, record(0.01)], "r1", {}) == ("a/0", pytest.approx(0.01), 1)
+    assert tail_of(one, [*wrong, record(0.01)], {"r1"}, {}) == ("a/0", pytest.approx(0.01), 1)
 
 
 def test_what_runs_has_the_standbys_share_where_it_is_active():
@@ -155,7 +160,7 @@ def test_a_new_plan_keeps_what_a_standby_corrected_where_it_changes_nothing_else
     resized = PlanInForce.of(
         (gpu(instance("a", 0.55), instance("b", 0.25)),),
         ((0,),),
-        dict.fromkeys("ab", MODEL),
+        models("ab"),
         {n: Slo(0.04, 0.9) for n in "ab"},
     )
     resized.keep_corrections(before)
@@ -166,8 +171,7 @@ def test_corrections_that_no_longer_fit_together_are_not_kept():
     names = ("a", "b")
     gpus = (gpu(instance("a", 0.5), instance("b", 0.45)),)
     before, after = (
-        PlanInForce.of(gpus, ((0,),), dict.fromkeys(names, MODEL), dict.fromkeys(names, Slo(0.04, 0.9)))
-        for _ in range(2)
+        PlanInForce.of(gpus, ((0,),), models(names), dict.fromkeys(names, Slo(0.04, 0.9))) for _ in range(2)
     )
     before.switched_s.update({"a/0": 1.0, "b/0": 2.0})
     after.keep_corrections(before)

@@ -7,6 +7,7 @@ from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training import savings as training_savings
 from joulery.sim.training.savings import _sampled_jobs, most_at_once, savings
+from joulery.sim.training.site_machines import SiteMachines
 from joulery.sim.training.study import Setting
 
 DAY = Intensity(200.0 + 150.0 * np.sin(np.arange(24) / 24 * 2 * np.pi))
@@ -53,8 +54,9 @@ def test_the_interval_leaves_one_draw_in_ten_out_and_restarts_differ(monkeypatch
 
 def test_elapsed_time_comes_back_on_the_gpus_a_job_had() -> None:
     submit_s, elapsed_s, gpus = past()
-    jobs = _sampled_jobs(submit_s, elapsed_s, gpus, Streams(0)("x"))
-    table = power_table(RTX3090_CLASSES, NodePower())
+    jobs, classes = _sampled_jobs(submit_s, elapsed_s, gpus, Streams(0)("x"), SiteMachines())
+    assert [job.name for job in classes] == [job.name for job in RTX3090_CLASSES]
+    table = power_table(classes, NodePower())
     assert jobs.work_s / table.speedup[jobs.kind, gpus] == pytest.approx(elapsed_s)
 
 

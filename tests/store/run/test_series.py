@@ -96,6 +96,15 @@ def test_columns_come_back_as_they_were_written(tmp_path, kind, rows):
     assert list(read_series(path, ["text"])) == ["text"]
 
 
+def test_every_array_of_a_file_is_a_column(tmp_path, monkeypatch):
+    """numpy before 2.1 takes any further keyword for an array."""
+    found = {}
+    monkeypatch.setattr(series, "find_spec", lambda name: None)
+    monkeypatch.setattr(np, "savez_compressed", lambda file, **arrays: found.update(arrays))
+    write_series(tmp_path, "one", {"n": [1], "text": ["a"]})
+    assert sorted(found) == ["n", "text"]
+
+
 def test_a_series_written_again_in_the_other_form_takes_the_place_of_the_first(tmp_path, monkeypatch):
     write_series(tmp_path, "one", {"n": [1]})
     with monkeypatch.context() as without:

@@ -104,7 +104,9 @@ def test_its_help_is_its_own() -> None:
     assert "--gpu-power" not in CliRunner().invoke(cli, ["report", "--help"]).output
 
 
-def test_what_another_scheduler_would_have_saved(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_another_scheduler_would_have_saved(
+    jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--from-sacct", str(jobs), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
     code, out, err = run(capsys, *flags, "--what-if", "green-lean", "--draws", "3", "--json")
     assert code == 0, err
@@ -115,6 +117,18 @@ def test_what_another_scheduler_would_have_saved(jobs: Path, capsys: pytest.Capt
     assert saved["low"] == pytest.approx(-change["high"] * 0.3) and saved["low"] <= saved["mean"] <= saved["high"]
     code, out, _ = run(capsys, *flags, "--what-if", "green-lean", "--draws", "3", "--gpus", "8")
     assert code == 0 and "simulated on 8 GPUs" in out and "cluster CO2e" in out and "of the 0.3 kg above" in out
+    assert "Power of jobs: all assumed; their scaling: all assumed; nodes of 2 GPUs." in out
+    measured = jobs.read_text().splitlines()
+    measured = [f"{measured[0]}|ConsumedEnergyRaw", *(f"{line}|{9 * 10**6}" for line in measured[1:])]
+    (tmp_path / "measured.txt").write_text("\n".join(measured) + "\n")
+    known = ("--from-sacct", str(tmp_path / "measured.txt"), *flags[2:], "--what-if", "lean", "--samples", "2")
+    code, out, err = run(capsys, *known, "--node-gpus", "4", "--json")
+    assert code == 0, err
+    answer = json.loads(out)["what_if"]
+    assert (answer["node_gpus"], answer["speedup_of_jobs"]) == (4, "assumed")
+    assert answer["power_of_jobs"]["measured"] == 3 and answer["power_of_jobs"]["assumed"] == 0
+    code, _, err = run(capsys, *known, "--jobs", str(tmp_path / "gone"))
+    assert code == 2 and "no scheduler wrote to this folder" in err
     for more, says in (
         (("--what-if", "greener"), "no such training policy"),
         (("--what-if", "green", "--gpus", "2"), "a job held 3 GPUs"),

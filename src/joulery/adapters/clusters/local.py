@@ -145,6 +145,8 @@ class LocalBackend:
         if isinstance(action, (Hold, Release, Split, Order)):
             return "nothing to do: jobs of this machine start only on Start"
         self._reap()
+        if action.job not in self._book.ids():
+            raise ActuationError(f"there is no job {action.job} here")
         with self._book.locked():
             job = self._look(action.job)
             if isinstance(action, Start):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulery.adapters.nvidia import open_driver, text
+from joulery.adapters.nvidia import ComputeMode, compute_mode, open_driver, text
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 
 GRANT = "sudo -E joulery ..."
@@ -64,6 +64,38 @@ class NvidiaBoard:
         return self.refused(error) or CapabilityError(
             f"{self.device} ({self.name}) does not answer: {error}", resource=self.device
         )
+
+    def require_room(self, *, shared: bool) -> bool:
+        """Whether the board takes one process at a time; MPS makes one process of all its clients.
+
+        Args:
+            shared: MPS will share it.
+
+        Raises:
+            CapabilityError: Its compute mode lets nothing compute, or another process has it to itself.
+        """
+        mode = compute_mode(self.nvml, self.handle)
+        default = f"sudo nvidia-smi -i {self.device.removeprefix('gpu:')} -c DEFAULT"
+        if mode is ComputeMode.PROHIBITED:
+            raise CapabilityError(
+                f"{self.device} ({self.name}) is in prohibited compute mode: nothing can compute on it",
+                resource=self.device,
+                grant=default,
+            )
+        if mode is ComputeMode.DEFAULT or shared:
+            return False
+        try:
+            pids = sorted(process.pid for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle))
+        except self.failures:
+            pids = []
+        if pids:
+            raise CapabilityError(
+                f"{self.device} ({self.name}) is in exclusive-process mode and process {pids[0]} has it",
+                resource=self.device,
+                grant=default,
+                hint=f"end that process, or share the GPU: mode: mps, or {default}",
+            )
+        return True
 
     def close(self) -> None:
         """Let go of the driver.

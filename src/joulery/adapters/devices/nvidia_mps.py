@@ -18,6 +18,7 @@ from typing import Any
 
 from joulery.adapters.devices.change import Surface, change
 from joulery.adapters.devices.nvidia_board import NvidiaBoard, open_board
+from joulery.adapters.nvidia import ComputeMode, compute_mode
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, DeviceState, Knob, MpsSetting
 
@@ -35,19 +36,20 @@ class MpsRefused(Exception):  # noqa: N818 - what the daemon said
 
 
 class NvidiaMps:
-    """The MPS daemon of one board. Implements :class:`joulery.domain.ports.Device`.
+    """The MPS daemon of one board, or of one MIG instance of it. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
         folder: Where daemons keep their pipes and logs; a folder of this user in the system's temporary one when None.
+        instance: UUID of the MIG instance of it that processes share; empty for the whole board.
 
     Raises:
         CapabilityError: No driver, or the program of the daemon is not installed.
         ConfigError: No such board.
     """
 
-    def __init__(self, gpu: int | str = 0, nvml: Any = None, folder: str | None = None) -> None:
+    def __init__(self, gpu: int | str = 0, nvml: Any = None, folder: str | None = None, instance: str = "") -> None:
         program = shutil.which(PROGRAM)
         if program is None:
             raise CapabilityError(
@@ -57,13 +59,14 @@ class NvidiaMps:
             )
         self._program = program
         self._board: NvidiaBoard = open_board(gpu, nvml)
-        self.device = self._board.device
+        self._uuid = instance or self._board.uuid
+        self.device = f"{self._board.device}/{instance}" if instance else self._board.device
         base = Path(folder) if folder else Path(tempfile.gettempdir()) / f"joulery-mps-{os.getuid()}"
-        self._folder = base / self._board.uuid
+        self._folder = base / self._uuid
 
     def capability(self) -> DeviceCapability:
         """Whether this machine supports MPS shares; they need no privileges."""
-        cut = self._is_cut()
+        cut = self._is_whole and self._is_cut()
         return DeviceCapability(
             device=self.device,
             name=self._board.name,
@@ -71,7 +74,7 @@ class NvidiaMps:
             settable=not cut,
             detail="MIG mode is on: a partitioned GPU is not shared"
             if cut
-            else f"{self._program}, pipes in {self._folder}",
+            else f"{self._program}, pipes in {self._folder}" + self._mode(),
         )
 
     def observe(self) -> DeviceState[MpsSetting]:
@@ -98,18 +101,27 @@ class NvidiaMps:
         except (MpsRefused, OSError, ValueError) as error:
             raise CapabilityError(f"the MPS daemon of {self.device} does not answer: {error}") from error
 
+    def require_room(self) -> None:
+        """Return if processes may compute on the board; exclusive-process mode is no obstacle to MPS.
+
+        Raises:
+            CapabilityError: Its compute mode prohibits it.
+        """
+        self._board.require_room(shared=True)
+
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
-        """What a process needs in its environment to run with a share of this GPU's SMs."""
+        """What a process needs in its environment to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
+        limit = (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),)
         return (
-            ("CUDA_VISIBLE_DEVICES", self._board.uuid),
+            ("CUDA_VISIBLE_DEVICES", self._uuid),
             (DEVICE, "cuda"),
             *self._directories().items(),
-            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),
+            *(limit if self._is_whole or share_ratio < 1 else ()),
         )
 
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
         """Start the daemon, tell it the share, or end it."""
-        if wanted.running and self._is_cut():
+        if wanted.running and self._is_whole and self._is_cut():
             raise CapabilityError(
                 f"{self.device} is partitioned (MIG mode is on); MPS shares whole GPUs", resource=self.device
             )
@@ -131,6 +143,13 @@ class NvidiaMps:
     def close(self) -> None:
         """Let go of the driver; the daemon goes on."""
         self._board.close()
+
+    def _mode(self) -> str:
+        """What the board's compute mode means for MPS; empty for the default."""
+        mode = compute_mode(self._board.nvml, self._board.handle)
+        if mode is ComputeMode.PROHIBITED:
+            return "; prohibited compute mode: nothing computes on it"
+        return "; exclusive-process mode: only MPS shares it" if mode is ComputeMode.EXCLUSIVE else ""
 
     def _change(self, old: MpsSetting, new: MpsSetting, asked: str) -> DeviceChange[MpsSetting]:
         if not new.running:
@@ -187,7 +206,7 @@ class NvidiaMps:
         Raises:
             MpsRefused: It failed, or took too long.
         """
-        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": self._board.uuid, **self._directories()}
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": self._uuid, **self._directories()}
         # Into a file, not a pipe: the daemon that stays behind would hold a pipe open for ever.
         with tempfile.TemporaryFile() as output:
             try:
@@ -213,6 +232,10 @@ class NvidiaMps:
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder / "log"),
         }
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._uuid == self._board.uuid
 
     def _is_cut(self) -> bool:
         nvml = self._board.nvml

@@ -1,7 +1,8 @@
 """Which part of which GPU a replica runs on, and having GPUs cut and shared so that there are enough parts.
 
 Large instances are placed first, on the first GPU that has one already or can be cut so; MPS shares go to the first GPU
-with room. What is cut already stays cut while it suffices: cutting costs seconds and empties instances.
+with room. What is cut already stays cut while it suffices: cutting costs seconds and empties instances. Processes that
+go together share one MIG instance, under an MPS daemon of its own where there are several.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from joulery.adapters.devices.nvidia_mig import NvidiaMig, cuda_environment
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.gpu.device import DeviceSlice, DeviceSpec, MigSetting, MpsSetting
+from joulery.domain.gpu.device import DeviceSlice, DeviceSpec, MigSetting, MpsSetting, WantedPart
 from joulery.domain.serving.service import Slice, SliceKind
 
-Wanted = Sequence[tuple[Slice, str]]
+Wanted = Sequence[WantedPart]
 Turn = Callable[["NvidiaMig | NvidiaMps", DeviceSpec, MigSetting | MpsSetting, str], object]
 """Sets a device; a running controller sets it under a lease."""
 _FULL = 1.0 + 1e-9
@@ -33,6 +34,8 @@ class GpuPlaces:
         shared: GPUs that processes may share, by name.
         whole: UUIDs of GPUs that are used whole, by name.
         specs: How the watchdog opens a device to reset it, by name.
+        alone: Ids of the parts that take one process at a time (exclusive-process mode).
+        within: Opens the MPS daemon of a MIG instance: the GPU's name and the instance's UUID.
     """
 
     turn: Turn
@@ -40,6 +43,10 @@ class GpuPlaces:
     shared: Mapping[str, NvidiaMps] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
+    within: Callable[[str, str], tuple[NvidiaMps, DeviceSpec]] | None = None
+    _homes: dict[str, str] = field(default_factory=dict)
+    _daemons: dict[str, tuple[NvidiaMps, DeviceSpec]] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> GpuPlaces:
         """Some of these GPUs alone."""
@@ -71,26 +78,89 @@ class GpuPlaces:
         """
         said = []
         for name, cut in self._cuts(wanted).items():
+            self._end_daemons(name, cut)
             said.append(str(self.turn(self.cut[name], self.specs[name], cut, "replicas run on its instances")))
-        for name in sorted(self._shares([(piece, device) for piece, device in wanted if piece.kind is SliceKind.MPS])):
+        for name in sorted(self._shares([one for one in wanted if one.slice.kind is SliceKind.MPS])):
             device = self.shared[name]
             if not device.observe().setting.running:
                 share = MpsSetting(True)
                 said.append(str(self.turn(device, self.specs[name], share, "replicas share it")))
+        said += self._settle_homes(wanted)
         return "; ".join(said)
 
     def assign(self, wanted: Wanted, taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
         """A part for each, in the order of ``wanted``."""
         held = list(taken)
         given: list[DeviceSlice | None] = [None] * len(wanted)
-        for index in sorted(range(len(wanted)), key=lambda i: (not wanted[i][1], -wanted[i][0].share_ratio, i)):
-            piece, device = wanted[index]
-            part = {SliceKind.MIG: self._instance, SliceKind.MPS: self._share}.get(piece.kind, self._board)(
-                piece, device, held
-            )
+        for index in sorted(range(len(wanted)), key=lambda i: (not wanted[i].device, -wanted[i].slice.share_ratio, i)):
+            piece, device, together = wanted[index]
+            if together:
+                part = self._home(piece, device, together)
+            else:
+                part = {SliceKind.MIG: self._instance, SliceKind.MPS: self._share}.get(piece.kind, self._board)(
+                    piece, device, held
+                )
             held.append(part)
             given[index] = part
         return tuple(part for part in given if part is not None)
+
+    def _settle_homes(self, wanted: Wanted) -> list[str]:
+        """Choose the instance of processes that go together, and start its MPS daemon where they are several.
+
+        One that has an instance keeps it. Others prefer an instance that no process has had, then one whose processes
+        are about to end.
+        """
+        said: list[str] = []
+        keys = {one.together: one for one in wanted if one.together}
+        parts = {name: cut.observe().slices for name, cut in self.cut.items()} if keys else {}
+        there = {part.id for mine in parts.values() for part in mine}
+        before = {key: home for key, home in self._homes.items() if home in there}
+        homes: dict[str, str] = {}
+        for key, (piece, device, _) in keys.items():
+            fitting = [part.id for part in parts.get(device, ()) if part.slice.profile == piece.profile]
+            if before.get(key) in fitting:
+                homes[key] = before[key]
+        for key, (piece, device, _) in keys.items():
+            if key in homes:
+                continue
+            fitting = [part.id for part in parts.get(device, ()) if part.slice.profile == piece.profile]
+            free = [each for each in fitting if each not in homes.values()]
+            if not free:
+                raise self._none(piece, device)
+            homes[key] = next((each for each in free if each not in before.values()), free[0])
+        for key, (piece, device, _) in keys.items():
+            if piece.share_ratio < 1:
+                said += self._start_daemon(device, homes[key])
+        self._homes = {**before, **homes}
+        return said
+
+    def _start_daemon(self, device: str, instance: str) -> list[str]:
+        """Have the MPS daemon of a MIG instance run; what was done."""
+        if self.within is None:
+            raise CapabilityError(f"processes cannot share the slices of {device} here", resource=device)
+        if instance not in self._daemons:
+            self._daemons[instance] = self.within(device, instance)
+        mps, spec = self._daemons[instance]
+        if mps.observe().setting.running:
+            return []
+        return [str(self.turn(mps, spec, MpsSetting(True), "replicas share the slice"))]
+
+    def _end_daemons(self, device: str, wanted: MigSetting) -> None:
+        """End the MPS daemons of the instances that a cut destroys: their servers would keep them busy."""
+        gone = {(place.profile, place.start) for place in self.cut[device].price(wanted).destroyed}
+        for part in self.cut[device].observe().slices if gone and self._daemons else ():
+            if (part.slice.profile, part.start) in gone and part.id in self._daemons:
+                mps, spec = self._daemons.pop(part.id)
+                self.turn(mps, spec, MpsSetting(), "its slice is cut anew")
+
+    def _home(self, piece: Slice, device: str, together: str) -> DeviceSlice:
+        """The instance of processes that go together, with this one's part of it."""
+        for part in self.cut[device].observe().slices if device in self.cut else ():
+            if part.id == self._homes.get(together) and part.slice.profile == piece.profile:
+                several = piece.share_ratio < 1
+                environ = self._daemons[part.id][0].environment(1.0) if several else part.environ
+                return replace(part, slice=piece, environ=environ, share_ratio=part.share_ratio * piece.share_ratio)
+        raise self._none(piece, device)
 
     def _instance(self, piece: Slice, device: str, held: Sequence[DeviceSlice]) -> DeviceSlice:
         used = {part.id for part in held}
@@ -119,8 +189,10 @@ class GpuPlaces:
         """The cut of each GPU that has to change."""
         lists: dict[str, list[str]] = {name: [] for name in self.cut}
         present = {name: Counter(device.observe().setting.profiles) for name, device in self.cut.items()}
-        pieces = [(piece, device) for piece, device in wanted if piece.kind is SliceKind.MIG]
-        for piece, device in sorted(pieces, key=lambda pair: (not pair[1], -_size(pair[0].profile))):
+        # Processes that go together take one instance.
+        alone = [one for one in wanted if not one.together]
+        pieces = [one for one in (*alone, *_first_of_each(wanted)) if one.slice.kind is SliceKind.MIG]
+        for piece, device, _ in sorted(pieces, key=lambda one: (not one.device, -_size(one.slice.profile))):
             names = [name for name in self.cut if device in ("", name)]
             ready = [name for name in names if present[name][piece.profile] > lists[name].count(piece.profile)]
             fits = [name for name in names if self._fits(name, [*lists[name], piece.profile])]
@@ -140,7 +212,7 @@ class GpuPlaces:
     def _shares(self, wanted: Wanted) -> set[str]:
         """The GPUs that are shared."""
         held: list[DeviceSlice] = []
-        for piece, device in sorted(wanted, key=lambda pair: (not pair[1], -pair[0].share_ratio)):
+        for piece, device, _ in sorted(wanted, key=lambda one: (not one.device, -one.slice.share_ratio)):
             held.append(self._share(piece, device, held))
         return {part.id for part in held}
 
@@ -151,6 +223,11 @@ class GpuPlaces:
             resource=device or "GPUs",
             hint=f"name this machine's GPUs under fleet.devices, with mode: {kind}",
         )
+
+
+def _first_of_each(wanted: Wanted) -> list[WantedPart]:
+    """One for all processes that go together."""
+    return list({one.together: one for one in reversed(wanted) if one.together}.values())
 
 
 def _size(profile: str) -> int:

@@ -21,12 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.nvidia import open_driver, text
+from joulery.adapters.nvidia import ComputeMode, compute_mode, open_driver, text
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
 _GA100 = re.compile(r"\bA(100|800|30)X?\b")
+_MODES = {
+    ComputeMode.EXCLUSIVE: "is in exclusive-process mode: one process at a time computes on it; MPS shares it",
+    ComputeMode.PROHIBITED: "is in prohibited compute mode: nothing computes on it, its joules are idle power",
+}
+_MPS_SERVER = "nvidia-cuda-mps"
+"""Name of the server of MPS, as far as the kernel keeps names."""
 _UPDATE_S = 0.1
 _AVERAGING_S = 1.0
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -140,6 +146,7 @@ class NvmlMeter:
             pids |= {p.pid for p in nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)}
         except nvml.NVMLError:
             return None
+        pids = _without_mps_servers(pids)
         if len(pids) < 2:
             return dict.fromkeys(pids, 1.0)
         try:
@@ -151,6 +158,8 @@ class NvmlMeter:
         busy = dict.fromkeys(pids, 0.0)
         for sample in samples:
             self._seen_us[slot] = max(self._seen_us[slot], sample.timeStamp)
+            if sample.pid not in pids and is_mps_server(sample.pid):
+                return dict.fromkeys(pids, math.nan)  # its clients' work, counted as the server's
             busy[sample.pid] = busy.get(sample.pid, 0.0) + sample.smUtil
         total = sum(busy.values())
         return {pid: share / total for pid, share in busy.items()} if total > 0 else busy
@@ -169,6 +178,20 @@ class NvmlMeter:
             self._failure[slot] = ""
             self._notes.append(f"{self.boards[slot].device} ({self.boards[slot].name}) answers again")
         return value
+
+
+def is_mps_server(pid: int) -> bool:
+    """Whether a process is the server of MPS, which computes nothing itself."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == _MPS_SERVER
+    except OSError:
+        return False
+
+
+def _without_mps_servers(pids: set[int]) -> set[int]:
+    """Processes on a board; the server of MPS only where it has no client."""
+    clients = {pid for pid in pids if not is_mps_server(pid)} if len(pids) > 1 else pids
+    return clients or pids
 
 
 def sees_host_processes() -> bool:
@@ -199,6 +222,8 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
             continue
         if board.mig:
             notes.append(f"{board.device} ({board.name}) is in MIG mode: its joules are the whole board's")
+        if said := _MODES.get(compute_mode(nvml, handle)):
+            notes.append(f"{board.device} ({board.name}) {said}")
         boards.append(board)
         readers.append(reader)
         handles.append(handle)

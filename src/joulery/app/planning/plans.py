@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from joulery.app.planning.preset import JOINT_PRESET as JOINT_PRESET
+from joulery.app.planning.preset import LANGUAGE_PRESET, chosen_preset
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.services import ServiceConfig
@@ -33,8 +35,6 @@ from joulery.store.plans import read_plan
 
 SERIES_SCHEMA = "joulery.plan-series/1"
 LAYOUT_PRESETS = ("columns", "clover")
-LANGUAGE_PRESET = "language"
-JOINT_PRESET = "joint"
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
 
@@ -78,6 +78,7 @@ class SitePlan:
         uncovered_ratio: Error that the profiles report of themselves (1 measurement in 20 took so much longer than
             predicted) and that the plan does not cover by its margin; 0 where it does.
         moves: What a joint plan changes of the running one; None without one.
+        why_preset: Why joulery chose its preset; empty where the user did, or where it is the default.
     """
 
     plan: Plan
@@ -87,6 +88,7 @@ class SitePlan:
     verdict: PlanVerdict | None = None
     uncovered_ratio: float = 0.0
     moves: PlanMoves | None = None
+    why_preset: str = ""
 
     @property
     def violates(self) -> bool:
@@ -96,6 +98,8 @@ class SitePlan:
     def document(self) -> dict[str, Any]:
         """All of it as one JSON object."""
         document = document_of(self.plan)
+        if self.why_preset:
+            document["why_preset"] = self.why_preset
         if self.margin_ratio is not None:
             document["margin_ratio"] = self.margin_ratio
         if self.uncovered_ratio > 0:
@@ -122,9 +126,10 @@ class SitePlan:
 def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """Plan the services of a site on its fleet.
 
-    Preset ``language`` (and any site with ``plan.language`` and no services) plans language models; presets
-    ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a site with ``plan.pipelines``)
-    pipeline stages, every other policy shares of GPUs.
+    A site that names no preset is planned with best, or with joint where it asks for what joint alone does
+    (:func:`joulery.app.planning.preset.chosen_preset`). Preset ``language`` (and any site with ``plan.language`` and no
+    services) plans language models; presets ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a
+    site with ``plan.pipelines``) pipeline stages, every other policy shares of GPUs.
 
     Raises:
         ConfigError: The site says too little, or an option does not fit the kind of plan.
@@ -132,9 +137,9 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
         InfeasibleError: No plan is within the SLOs.
     """
     options = options or PlanOptions()
-    preset = options.preset or _preset_of(site)
+    preset, why = chosen_preset(site, options.preset, options.objective, shares=options.follow)
     if preset == JOINT_PRESET:
-        return _plan_jointly(site, options)
+        return replace(_plan_jointly(site, options), why_preset=why)
     if options.lock or options.objective is not None:
         flag = "--lock" if options.lock else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
@@ -158,11 +163,6 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     return _plan_shares(share_request(site), preset, options)
 
 
-def _preset_of(site: Site) -> str:
-    """The preset that a site asks for; that of language models where it plans nothing else."""
-    return LANGUAGE_PRESET if site.plan.language is not None and not site.services else site.plan.preset
-
-
 def plan_site_series(
     site: Site, preset: str | None, max_migrations: int, loads: Path | None = None
 ) -> SeriesPlan | DayPlan:
@@ -179,7 +179,7 @@ def plan_site_series(
         DataError: The file of loads cannot be read.
         InfeasibleError: No plan of some period is within the SLOs.
     """
-    joint = (preset or site.plan.preset) == JOINT_PRESET
+    preset = chosen_preset(site, preset, shares=max_migrations > 0).name
     steps = {
         service.name: [(step.from_s, step.rate_rps) for step in service.rates] or [(0.0, service.rate_rps or 0.0)]
         for service in site.services
@@ -198,13 +198,13 @@ def plan_site_series(
             pointer="services",
             expected="rates: [{from: 0 s, rate: 40 /s}, {from: 8 h, rate: 90 /s}]",
         )
-    if joint:
+    if preset == JOINT_PRESET:
         from joulery.app.planning.load_series import plan_joint_series
 
         return plan_joint_series(site, steps, intensity)
     request = share_request(site)
     return plan_series(
-        preset or site.plan.preset,
+        preset,
         request.workloads,
         periods_of(steps, site.plan.lasts_s),
         request.types,

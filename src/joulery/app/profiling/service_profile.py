@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ from joulery.store.run.readings import RunReadings, read_samples
 
 BUSY_CORES = 0.25
 """Other processes that keep more cores busy than this distort a profile."""
+_MAX_BATCH = "max_batch"
+"""What a profile says of the largest batch that it was to measure, where that is more than one request."""
 REST_S = 1.0
 """How long the machine is watched doing nothing: one end of the power line."""
 _BIN_S = 0.25
@@ -155,7 +157,14 @@ async def measure_profile(
                     await asyncio.sleep(REST_S)
                     inputs = await _inputs(engine, setup, folder)
                     found = await measure(
-                        engine, setup.name, setup.models, setup.partitions, inputs, plan, progress=progress
+                        engine,
+                        setup.name,
+                        setup.models,
+                        setup.partitions,
+                        inputs,
+                        plan,
+                        max_batch=setup.max_batch,
+                        progress=progress,
                     )
                 finally:
                     await asyncio.to_thread(sampler.stop)
@@ -196,7 +205,7 @@ def _finished(
     else:
         line, others_cores = power_line(readings)
         channels = cpu_channels(trace.channel for trace in readings.traces)
-    return assemble(
+    made = assemble(
         found,
         line,
         setup.models,
@@ -207,6 +216,8 @@ def _finished(
         warmup=plan.warmup,
         others_cores=others_cores,
     )
+    batched = {_MAX_BATCH: setup.max_batch} if setup.max_batch > 1 else {}
+    return replace(made, machine={**made.machine, **batched})
 
 
 def power_line(readings: RunReadings) -> tuple[PowerLine, float]:
@@ -284,6 +295,12 @@ def _require(profile: Profile, setup: ServiceSetup) -> None:
     for variant in setup.models:
         for piece in {piece for partition in setup.partitions for piece in partition}:
             profile.entry(variant, piece)
+    timed = profile.machine.get(_MAX_BATCH, 1)
+    if setup.max_batch > 1 and not (isinstance(timed, int) and timed >= setup.max_batch):
+        raise DataError(
+            f"the profile of {setup.name} has times of batches up to {timed}, and max_batch is {setup.max_batch}",
+            hint="run: joulery profile SITE -o FILE; or leave profile out",
+        )
 
 
 def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
@@ -294,6 +311,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
         "slices": sorted({str(piece) for partition in setup.partitions for piece in partition}),
         "partitions": [list(map(str, partition)) for partition in setup.partitions],
         **({"gpus": setup.gpus} if setup.gpus else {}),
+        **({"max_batch": setup.max_batch} if setup.max_batch > 1 else {}),
         "meters": None if meters is None else [[spec.kind, dict(spec.options)] for spec in meters],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

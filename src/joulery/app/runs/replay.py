@@ -13,7 +13,9 @@ from typing import Any
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
+from joulery.policies.clocks.service_limit import ServiceLimitTuner, ServingDeviceView
 from joulery.policies.language_family import FamilySeen, LanguageFamilyPolicy
+from joulery.policies.placement.joint.drift import DriftObservation, PlanDrift
 from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy
@@ -28,6 +30,8 @@ _POLICIES: Mapping[str, tuple[Any, Any]] = {
     TrialSearch.name: (ServicePolicy, Observation),
     StandbyPolicy.name: (StandbyPolicy, StandbyObservation),
     LanguageFamilyPolicy.name: (LanguageFamilyPolicy, FamilySeen),
+    ServiceLimitTuner.name: (ServiceLimitTuner, ServingDeviceView),
+    PlanDrift.name: (PlanDrift, DriftObservation),
 }
 """Policies by the name they log, with what they observe."""
 
@@ -85,7 +89,7 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
                 kind, seen_as[entry["service"]] = _POLICIES[name]
                 kind = AuditedPolicy if AUDIT in fields else TrafficSplit if SHARES in fields else kind
                 policy = kind.from_dict(fields)
-                forgets = isinstance(policy, StandbyPolicy | TrafficSplit)
+                forgets = isinstance(policy, StandbyPolicy | TrafficSplit | PlanDrift)
                 if forgets or not isinstance(policies.get(policy.service), kind):
                     states[policy.service] = policy.initial()
                 policies[policy.service] = policy  # one that came later asks for something else, and remembers

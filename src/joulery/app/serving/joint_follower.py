@@ -1,7 +1,9 @@
-"""A running joint plan, made again from what runs: when the site file, the load or the batches' times change.
+"""A running joint plan, made again from what runs: when the site file, load, intensity or batches' times change.
 
-The new plan keeps running instances as far as that pays, within ``plan.moves``. Prediction errors that were measured
-stand as decisions of the run, with what was predicted and what was measured, and as margins of every later plan.
+The new plan keeps running instances as far as that pays, within ``plan.moves``. Where it is only a matter of cost (less
+load, another intensity), it comes into force only if it gains more than the change costs. Prediction errors that were
+measured stand as decisions of the run, with what was predicted and what was measured, and as margins of every later
+plan.
 """
 
 from __future__ import annotations
@@ -13,22 +15,35 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from joulery.app.planning.joint import joint_request
+from joulery.config.plan import PlanSection
 from joulery.config.site import Mode, Site
+from joulery.domain.decisions import Decision
+from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.timeline import DecisionRecord
+from joulery.policies.placement.joint.day import PlanGain, gain_of
 from joulery.policies.placement.joint.drift import (
     CORRECT_PREDICTOR,
+    KEEP_PLAN,
     REPLAN,
     DriftObservation,
     DriftState,
     PlanDrift,
     ServiceReading,
+    WattPrice,
 )
 from joulery.policies.placement.joint.warm import replan
 from joulery.runtime.serving.driver import ADVISED, APPLIED
-from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
+
+LOOK_S = 5.0
+"""Time between two looks at the load, the intensity and the batches."""
+_LASTS_S = (600.0, 3600.0)
+"""A plan is taken to last as long as the one before it has, within these bounds."""
+_G_PER_KG = 1000.0
+_W_PER_KW = 1000.0
 
 
 @dataclass(slots=True)
@@ -40,49 +55,65 @@ class JointFollower:
         control: Runs the plan.
         policy: Says when to plan again.
         rates_rps: Rates of the load that was measured; empty for those of the site file.
+        site: The site that the plan in force is for; the session's, or its changed file.
+        why: What the plan that was made last gains; empty where that was not asked.
     """
 
     session: ServingSession
     control: PlanControl
     policy: PlanDrift
+    site: Site
     rates_rps: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""
     _state: DriftState = field(default_factory=DriftState)
-    _made: ProvisionPlan | None = None
+    _made: tuple[ProvisionPlan, Site] | None = None
+    _kept: Decision | None = None
+    _g_per_kwh: float = math.nan
+    _since_s: float = math.nan
 
     @classmethod
     def of(cls, session: ServingSession, control: PlanControl) -> JointFollower | None:
         """The follower of a session's joint plan; None where another preset made the plan."""
         if control.joint is None:
             return None
-        policy = policy_of(control.joint, {})
-        return cls(session, control, policy, _state=policy.initial())
+        policy = policy_of(control.joint, session.site.plan)
+        session.history.add_policy(policy)
+        return cls(session, control, policy, session.site, _state=policy.initial())
 
     def look(self, now_s: float) -> str:
-        """Compare the load and the batches with the plan; why to plan again, empty for no reason."""
-        step = self.policy.step(self._state, self._observe(now_s))
-        self._state, cause = step.state, ""
+        """Compare load, intensity and batches with the plan; why to plan again, empty for no reason."""
+        if now_s - self._state.seen_s < LOOK_S - 1e-6:
+            return ""
+        if math.isnan(self._since_s):
+            self._since_s = now_s
+        seen = self._observe(now_s)
+        step = self.policy.step(self._state, seen)
+        self.session.history.add_step(PlanDrift.service, seen, step)
+        self._state, cause, self._g_per_kwh = step.state, "", seen.g_per_kwh
         acts = self.session.site.mode is Mode.ACT
         for decision in step.decisions:
             if decision.kind == REPLAN:
                 self.rates_rps = dict(decision.value)
                 cause = decision.cause if acts else ""
-            corrected = decision.kind == CORRECT_PREDICTOR
-            detail = "from the next plan on" if corrected else "" if acts else f"mode {self.session.site.mode}"
-            self.session.history.add_decision(
-                DecisionRecord(now_s, decision, APPLIED if corrected or acts else ADVISED, detail)
-            )
+            asks = decision.kind == REPLAN
+            detail = "from the next plan on" if decision.kind == CORRECT_PREDICTOR else ""
+            detail = f"mode {self.session.site.mode}" if asks and not acts else detail
+            outcome = APPLIED if acts or not asks else ADVISED
+            self.session.history.add_decision(DecisionRecord(now_s, decision, outcome, detail))
         return cause
 
-    def next(self, site: Site, cause: str) -> tuple[PlannedGpu, ...]:
-        """The GPUs of the next plan.
+    def next(self, site: Site, cause: str) -> tuple[PlannedGpu, ...] | None:
+        """The GPUs of the next plan; None where the plan in force is to stay, for :meth:`stay` to say why.
 
         Raises:
             InfeasibleError: No plan was found within the GPUs and the moves.
             ConfigError: The site says too little.
         """
         joint = self.control.joint
-        assert joint is not None  # a follower is made for a joint plan alone
-        request = joint_request(site)
+        assert joint is not None and joint.certificate is not None  # a follower is made for a joint plan alone
+        # What was asked for on the command line stays, until the site file says something else.
+        objective = joint.certificate.objective.name if site.plan == self.site.plan else None
+        request = joint_request(site, objective, self._g_per_kwh if self._g_per_kwh > 0 else None)
         rates = {} if cause == "services" else self.rates_rps
         corrections = self._state.corrections
         services = tuple(
@@ -94,16 +125,33 @@ class JointFollower:
             for each in request.services
         )
         made = replan(replace(request, services=services), joint, site.plan.moves).plan
-        self._made = made
+        self._made, self._kept, self.why = (made, site), None, ""
+        if cause in ("load", "intensity"):
+            low_s, high_s = _LASTS_S
+            lasts_s = min(max(self._state.seen_s - self._since_s, low_s), high_s)
+            gain = gain_of(request.objective, joint.gpus, made.gpus, rates, lasts_s)
+            self.why = gain_words(gain, request.objective)
+            if not gain.worthwhile and not self.policy.rises(rates):
+                reason = f"not worth a change: {self.why}"
+                self._made, self._kept = None, Decision(KEEP_PLAN, "plan", None, PlanDrift.name, reason, cause=cause)
+                return None
         return made.gpus
+
+    def stay(self, now_s: float) -> None:
+        """Say why the plan in force stays."""
+        if self._kept is not None:
+            self.session.history.add_decision(DecisionRecord(now_s, self._kept, APPLIED, "the plan runs on"))
+            self._kept = None
 
     def taken_over(self) -> None:
         """The next plan runs now: watch it."""
         if self._made is None:
             return
-        self.control.joint, made, self._made = self._made, self._made, None
-        self.policy = policy_of(made, self._state.corrections)
-        self._state = replace(self.policy.initial(), seen_s=self._state.seen_s, rates_rps=self._state.rates_rps)
+        (made, self.site), self._made = self._made, None
+        self.control.joint = made
+        self.policy = policy_of(made, self.site.plan, self._state)
+        self.session.history.add_policy(self.policy)
+        self._state, self._since_s = self.policy.initial(), self._state.seen_s
 
     def _observe(self, now_s: float) -> DriftObservation:
         readings = {}
@@ -111,14 +159,50 @@ class JointFollower:
             times = [record.service_s for record in one.window.since(now_s) if record.outcome is Outcome.OK]
             median_s = float(np.median(times)) if times else math.nan
             readings[name] = ServiceReading(one.window.rate_rps(now_s), median_s, len(times))
-        return DriftObservation(now_s, readings)
+        return DriftObservation(now_s, readings, self.session.grid.at(now_s))
 
 
-def policy_of(plan: ProvisionPlan, corrections: Mapping[str, float]) -> PlanDrift:
-    """The policy that watches a plan."""
+def gain_words(gain: PlanGain, objective: PlanObjective) -> str:
+    """What a plan gains, in words."""
+    unit = objective.unit
+    change = f"a change costs {gain.change:.3g} {unit} for an hour, at {gain.lasts_s / 60:.0f} min to come"
+    return f"{gain.after:.4g} {unit} instead of {gain.held:.4g} ({100 * gain.ratio:+.1f} % saved); {change}"
+
+
+def policy_of(plan: ProvisionPlan, section: PlanSection, before: DriftState | None = None) -> PlanDrift:
+    """The policy that watches a plan.
+
+    Args:
+        plan: The plan.
+        section: What the site says of plans: the weights of its objective.
+        before: What was seen under the plan before.
+    """
+    before = before or DriftState()
     rates: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for each in (one for gpu in plan.gpus for one in gpu.instances):
         rates[each.workload] = rates.get(each.workload, 0.0) + each.rate_rps
         predicted[each.workload] = max(predicted.get(each.workload, 0.0), each.latency_s)
-    return PlanDrift(rates, predicted, dict(corrections))
+    watt = WattPrice() if plan.certificate is None else watt_price(plan.certificate.objective, section)
+    return PlanDrift(
+        rates, predicted, dict(before.corrections), watt, rates_rps=dict(before.rates_rps), seen_s=before.seen_s
+    )
+
+
+def watt_price(objective: PlanObjective, section: PlanSection) -> WattPrice:
+    """What a watt is worth to a plan of an objective, and how that moves with the carbon intensity."""
+    g_per_kwh = math.nan if objective.g_per_kwh is None else objective.g_per_kwh
+    per_kg = 0.0 if section.weights is None else section.weights.carbon
+    slope = {
+        "carbon": objective.pue / _W_PER_KW,
+        "weights": per_kg * objective.pue / (_W_PER_KW * _G_PER_KG),
+    }.get(objective.name, 0.0)
+    if objective.name in ("energy", "cost"):
+        why = f"objective {objective.name} counts {'watts' if objective.name == 'energy' else 'dollars'} alone"
+    elif slope <= 0:
+        why = "the weights of its objective give carbon none"
+    elif objective.per_usd <= 0 and objective.per_gpu <= 0:
+        why = "its objective weighs watts alone, which the intensity scales in every plan alike"
+    else:
+        return WattPrice(objective.per_w, slope, g_per_kwh)
+    return WattPrice(objective.per_w, 0.0, g_per_kwh, why)

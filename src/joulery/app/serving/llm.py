@@ -82,10 +82,15 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
             stderr=stderr,
         )
         return LlamaEngine(settings)
-    return OpenAiEngine(_upstream(config, engine))
+    return OpenAiEngine(upstream_of(config, engine))
 
 
-def _upstream(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
+def upstream_of(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
+    """The server of a language model.
+
+    Raises:
+        ConfigError: A token file cannot be read.
+    """
     token = ""
     if engine.token_file is not None:
         try:

@@ -164,6 +164,9 @@ class Loads:
 def _write_inputs(file: Path, inputs: Sequence[Mapping[str, Tensor]]) -> Path:
     """Write inputs by name, a row a request."""
     columns = {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+    arrays: dict[str, Any] = {
+        name: array.astype(np.bytes_) if array.dtype == object else array for name, array in columns.items()
+    }
     with disk_errors(file):
-        np.savez(file, allow_pickle=False, **columns)
+        np.savez(file, **arrays)  # no option beside: numpy before 2.1 writes it as an array
     return file

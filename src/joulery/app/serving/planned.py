@@ -20,13 +20,15 @@ from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.serving import EmbeddedEngine
 from joulery.config.site import Site
-from joulery.domain.errors import ConfigError, InfeasibleError, JouleryError
+from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError, JouleryError
+from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
 from joulery.policies.placement.provisioning.planner import followed
 from joulery.runtime.serving.history import SessionHistory
-from joulery.runtime.serving.planned import WATCH_S, WINDOW_S, PlanControl, PlanInForce, cores_for
+from joulery.runtime.serving.plans.plan_in_force import MIG, MPS, PlanInForce, cores_for, devices_for
+from joulery.runtime.serving.plans.planned import WATCH_S, WINDOW_S, PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
@@ -85,39 +87,60 @@ def planned_control(
             got=site.serving.engine.kind,
             expected="embedded",
         )
-    gpus = read_plan(file).shares()
+    gpus = read_plan(file).gpus()
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
-    shared = () if here is None else _shared(site, here)
+    shared, cut = ((), frozenset[str]()) if here is None else _divided(site, here)
     services = {config.name: _running(site, config, gpus, cache, shared) for config in site.services}
     slos = {name: one.setup.slo for name, one in services.items()}
     if here is None:
+        _require_no_slices(gpus)
         engine: Engine = gate.engine(site, cores)
         usable, plan = cores, PlanInForce.of(gpus, cores_for(gpus, cores, size), models, slos)
     else:
-        engine, size, usable = gate.engine(site, cores, here.places), {}, tuple(range(len(here.names)))
-        plan = PlanInForce.of(gpus, cores_for(gpus, usable, {}, noun="GPUs"), models, slos, shared)
+        engine, size, usable = gate.engine(site, cores, here.places), {}, ()
+        plan = PlanInForce.of(gpus, devices_for(gpus, shared, cut), models, slos, shared, cut)
+        _check_cuts(plan, here)
     control = PlanControl(services, engine, history, site.mode, plan=plan, size=size, all_cores=usable)
     made = read_plan(file).plan()
     control.joint = made if isinstance(made, ProvisionPlan) and made.certificate is not None else None
     return services, engine, control
 
 
-def _shared(site: Site, here: LocalGpus) -> tuple[str, ...]:
-    """The GPUs that processes share.
+def _divided(site: Site, here: LocalGpus) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The GPUs that a plan may run on, and those of them that are cut into slices.
 
     Raises:
         ConfigError: One is used in another way.
     """
     for index, device in enumerate(site.fleet.devices):
-        if device.mode != "mps":
+        if device.mode not in (MPS, MIG):
             raise ConfigError(
-                "a plan gives shares of GPUs, which takes MPS",
+                "a plan gives shares of GPUs, which takes MPS, or slices of them, which takes MIG",
                 pointer=f"fleet.devices.{index}.mode",
                 got=device.mode,
-                expected="mps",
+                expected="mps or mig",
             )
-    return here.names
+    return here.names, frozenset(here.places.cut)
+
+
+def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
+    """Raise where a plan cuts GPUs and there is none that could be cut."""
+    count = sum(gpu.sliced for gpu in gpus)
+    if count:
+        raise CapabilityError(
+            f"the plan has {count} GPUs cut into MIG slices, and CPU cores cannot stand for those",
+            resource="MIG",
+            hint="name this machine's GPUs: fleet: {devices: [{gpu: 0, mode: mig}]}, or plan without measurements",
+        )
+
+
+def _check_cuts(plan: PlanInForce, here: LocalGpus) -> None:
+    """Raise where one of this machine's GPUs cannot be cut as a GPU of the plan is."""
+    for gpu, (at,) in zip(plan.gpus, plan.cores, strict=True):
+        device = plan.shared[at]
+        if device in plan.cut:
+            here.places.cut[device].price(MigSetting(tuple(each.slice for each in gpu.instances)))
 
 
 async def follow_site(
@@ -127,7 +150,7 @@ async def follow_site(
 
     A plan that fails is a warning of the session; the old plan then stays in force.
 
-    A joint plan is also made again when its services' rates or their batches' times are not as planned.
+    A joint plan is also made again when rates, batches' times or the carbon intensity are not as planned.
 
     Args:
         session: The running services.
@@ -147,7 +170,8 @@ async def follow_site(
         if not cause or (site is None and joint is None):
             continue
         try:
-            await _go_over(session, control, loads, site or session.site, gate, cache, joint, cause)
+            known = session.site if joint is None else joint.site
+            await _go_over(session, control, loads, site or known, gate, cache, joint, cause)
         except JouleryError as error:
             session.warn(f"the old plan runs on: {error}")
 
@@ -164,6 +188,10 @@ async def _go_over(
 ) -> None:
     running = control.plan
     gpus = await asyncio.to_thread(lambda: _next(site, running) if joint is None else joint.next(site, cause))
+    if gpus is None:
+        assert joint is not None  # a plan of shares always follows
+        joint.stay(unix_s())
+        return
     before = {one.watched.workload for one in running.replicas}
     added = [
         _running(site, config, gpus, cache, running.shared)
@@ -172,7 +200,8 @@ async def _go_over(
     ]
     gate.metrics.add([one.name for one in added])
     slos = {config.name: config.slo.as_slo() for config in site.services}
-    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause)
+    why = "" if joint is None else joint.why
+    await control.go_over(gpus, added, models_of(site, gpus, cache), slos, cause, why)
     if joint is not None:
         joint.taken_over()
     session.relabel()
@@ -193,44 +222,38 @@ def _sizes(site: Site) -> dict[str, int]:
     return {name: gpu.cpu_cores for gpu in site.fleet.gpus for name in (gpu.name, gpu.name + SPOT_SUFFIX)}
 
 
-def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[str, ModelRef]:
-    """The model of each service of a plan.
+def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[tuple[str, str], ModelRef]:
+    """What is loaded for a plan, by service and variant.
 
     Raises:
-        ConfigError: The plan and the site name different services.
+        ConfigError: The plan and the site name different services, or variants.
     """
-    planned: dict[str, str] = {}
-    for each in (one for gpu in gpus for one in gpu.instances):
-        if planned.setdefault(each.workload, each.model) != each.model:
-            raise ConfigError(
-                f"the plan serves {each.workload} with several variants, whose shares of the requests are not kept yet",
-                pointer="services",
-                got=f"{planned[each.workload]}, {each.model}",
-                expected="one variant a service",
-                hint="plan again with --lock variant",
-            )
+    pairs = dict.fromkeys((each.workload, each.model) for gpu in gpus for each in gpu.instances)
+    planned = {name for name, _ in pairs}
     configs = {config.name: config for config in site.services}
-    if unknown := sorted(planned.keys() - configs.keys()):
+    if unknown := sorted(planned - configs.keys()):
         raise ConfigError(
             f"the plan serves {', '.join(unknown)}, which the site file does not name", pointer="services"
         )
-    if missing := sorted(configs.keys() - planned.keys()):
+    if missing := sorted(configs.keys() - planned):
         raise ConfigError(
             f"the plan does not serve {', '.join(missing)}",
             pointer="services",
             hint="plan again: joulery plan SITE --out plan.json",
         )
-    return {name: _model(configs[name], model, cache) for name, model in planned.items()}
+    several = {name for name in planned if sum(owner == name for owner, _ in pairs) > 1}
+    return {(name, model): _model(configs[name], model, cache, strictly=name in several) for name, model in pairs}
 
 
-def _model(config: ServiceConfig, name: str, cache: Path) -> ModelRef:
+def _model(config: ServiceConfig, name: str, cache: Path, *, strictly: bool = False) -> ModelRef:
     """The variant that a plan means: the one of its name, or the only one.
 
     Raises:
-        ConfigError: No variant has that name, and there are several.
+        ConfigError: No variant has that name, and there are several, of the service or of the plan.
     """
     variants = {variant.name: variant for variant in config.family.variants}
-    chosen = variants.get(name) or (next(iter(variants.values())) if len(variants) == 1 else None)
+    only = next(iter(variants.values())) if len(variants) == 1 and not strictly else None
+    chosen = variants.get(name) or only
     if chosen is None:
         raise ConfigError(
             f"service {config.name} has no variant called as the plan's model",
@@ -260,4 +283,13 @@ def _running(
     )
     window = RequestWindow(config.name, max(WINDOW_S, _ENOUGH / rate_rps if rate_rps else WINDOW_S))
     load = site.load_of(config)
-    return RunningService(setup, None, None, window, load, "a plan's, of interference", planned_rps=rate_rps)
+    return RunningService(
+        setup,
+        None,
+        None,
+        window,
+        load,
+        "a plan's, of interference",
+        planned_rps=rate_rps,
+        planned_floor_ratio=config.minimum_accuracy_ratio,
+    )

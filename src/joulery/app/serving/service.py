@@ -24,9 +24,10 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
-from joulery.perf.layouts import Predictor
+from joulery.perf.layouts import BATCH_RATIO, Predictor, batched_within
 from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.consolidation import Consolidation
+from joulery.policies.family_change import family_of
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
@@ -84,6 +85,8 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         candidates=layouts(partitions, names),
         gpus=() if gpus is None else gpus.names,
         slice_assignment=assignment,
+        max_batch=config.max_batch,
+        batch_delay_s=config.batch_delay_s,
     )
 
 
@@ -120,6 +123,28 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         found[name] = tuple(sorted(cores[(at + k) % len(cores)] for k in range(claim)))
         at += claim
     return found
+
+
+def batch_remarks(setup: ServiceSetup, measured: Profile, used: Profile) -> list[str]:
+    """Why variants answer smaller batches than the site file allows, one sentence a reason.
+
+    Args:
+        setup: The service.
+        measured: Its profile.
+        used: The same with the batches that the SLO leaves room for.
+    """
+    if setup.max_batch == 1:
+        return []
+    alone = dict.fromkeys(entry.variant for entry in measured.entries if not entry.batches)
+    held = [
+        f"{entry.variant} {kept.max_batch} on {entry.slice}"
+        for entry in measured.entries
+        if (kept := used.entry(entry.variant, entry.slice)).max_batch < entry.max_batch
+    ]
+    found = [f"{setup.name}: {', '.join(alone)} answer one request at a time, for their models take no batches"]
+    ratio = f"{100 * BATCH_RATIO:.0f} % of the SLO's latency"
+    found += [f"{setup.name}: a batch takes at most {ratio}, so fewer are answered together: {', '.join(held)}"]
+    return [text for text, names in zip(found, (alone, held), strict=True) if names]
 
 
 def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -222,9 +247,10 @@ def choose(
         DataError: The profile lacks a variant or a slice.
         InfeasibleError: No layout reaches the accuracy asked for.
     """
+    profile = batched_within(profile, setup.max_batch, setup.slo.latency_s, setup.slo.quantile)
     rate_rps = demand_rps(site, config, setup, profile)
     accuracy = {variant.name: variant.accuracy_ratio for variant in setup.family.variants}
-    predictor = Predictor(profile, accuracy, quantile=setup.slo.quantile)
+    predictor = Predictor(profile, accuracy, quantile=setup.slo.quantile, batch_delay_s=setup.batch_delay_s)
     largest = setup.family.largest
     base, metrics = baseline_layout(setup.candidates, largest.name, predictor, setup.slo, rate_rps)
     rule = config.policy
@@ -243,6 +269,7 @@ def choose(
         rate_rps=rate_rps,
         trigger=ReplanTrigger(base_g_per_kwh * site.pue, site.pue, replan_ratio, settle_s=settle_s),
         consolidation=consolidation(site, config, setup),
+        family=family_of(accuracy) if isinstance(rule, CloverPolicy) and site.mode is Mode.ACT else (),
     )
     loaded, replica_bytes = kept_loaded(site, config, setup, profile, free_memory_bytes)
     binding = PolicyBinding(policy, predictor, rate_rps, base, metrics, loaded=loaded, replica_bytes=replica_bytes)

@@ -88,7 +88,7 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
     search = chosen.policy.search
     assert isinstance(search, PredictiveSearch)
     models = {variant.name: model_ref(variant.model, cache) for variant in config.family.variants}
-    family = _joined(one.setup.family, config.family.as_family(config.name))
+    family = with_former(one.setup.family, config.family.as_family(config.name))
     setup = replace(one.setup, family=family, models={**one.setup.models, **models}, slo=config.slo.as_slo())
     shares = shares_of(config, config.family.as_family(config.name))
     like = _serving(one)
@@ -136,7 +136,7 @@ def _serving(one: RunningService) -> str:
     return max(counts, key=counts.__getitem__) if counts else one.setup.family.largest.name
 
 
-def _joined(before: ModelFamily, now: ModelFamily) -> ModelFamily:
+def with_former(before: ModelFamily, now: ModelFamily) -> ModelFamily:
     """A family with the variants that were served earlier too: their answers are still counted."""
     names = {variant.name for variant in now.variants}
     gone = tuple(variant for variant in before.variants if variant.name not in names)

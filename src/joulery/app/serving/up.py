@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from joulery.app.doctor import energy, machine_in_words
+from joulery.app.planning.running_engines import check_planned_llms, is_language_plan, planned_engines
+from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
 from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
-from joulery.app.serving.governed_llm import govern, join_keepers
+from joulery.app.serving.governed.governed_llm import govern, join_keepers
+from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
-from joulery.app.serving.service import choose, service_setup, shared_cores
-from joulery.app.serving.site_watch import SiteWatch
+from joulery.app.serving.service import batch_remarks, choose, service_setup, shared_cores
+from joulery.app.serving.site_watch import SiteWatch, TimeJoining
 from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import live_carbon_source
 from joulery.app.wiring.gpus import LocalGpus, gpu_groups, local_gpus
@@ -29,10 +32,12 @@ from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
 from joulery.config.services import ServiceConfig
+from joulery.config.serving import RayEngine
 from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine
+from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.timeline import Tick
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
@@ -43,7 +48,7 @@ from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
-from joulery.runtime.serving.planned import PlanControl
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
@@ -111,9 +116,12 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
         keepers = await govern(session, stack, view)
+        limits = await limit_power(session, stack, view, keepers)
         await _unless_stopped(session.serve(), stop)
         gate.open_to(session)
-        await _language_models(session, gate, keepers, view, stack, stop)
+        await _language_models(session, gate, keepers, limits, view, stack, stop)
+        if start.language_plan is not None:
+            await check_planned_llms(site, start.language_plan, view.fact, warns(session, view))
         view.serving(session, gate.server.url, gate.server.beside_address)
         results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
@@ -141,13 +149,22 @@ class _Start:
     gpus: LocalGpus | None
     cache: Path = field(default_factory=cache_folder)
 
+    @property
+    def language_plan(self) -> Path | None:
+        """The plan given, where it is one of language models: their engines are held against it."""
+        return self.options.plan if is_language_plan(self.options.plan) else None
+
     async def session(self) -> ServingSession:
         """The session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
         grid = LiveIntensity(site.carbon, self._carbon_source, unix_s)
         control: Control
-        plan = await _unless_stopped(plan_file(site, options.plan, writer.path), self.stop)
+        given = options.plan
+        if self.language_plan is not None:
+            planned_engines(site, self.language_plan)  # what does not fit is said before anything is measured
+            given = None
+        plan = await _unless_stopped(plan_file(site, given, writer.path), self.stop)
         if plan is not None:
             services, engine, control = planned_control(site, plan, self.history, self.gate, self.cache, self.gpus)
             self.view.plan(control.plan)
@@ -165,7 +182,7 @@ class _Start:
             pace=pace,
         )
         if options.file is not None and plan is None:
-            watch = SiteWatch(options.file)
+            watch = SiteWatch(options.file, self.cache, engine.replicas, self._timing(engine))
             session.follow(lambda: watch.revisions(session.services))
         return session
 
@@ -188,7 +205,12 @@ class _Start:
                     f"{setup.name}: the power of its upstreams is stated, not metered; "
                     "the energy of this machine contains theirs only where they run on it"
                 )
-            services[setup.name] = self._running(config, setup, obtained, pace)
+            services[setup.name] = one = self._running(config, setup, obtained, pace)
+            for remark in (
+                () if one.chosen is None else batch_remarks(setup, obtained.profile, one.chosen.predictor.profile)
+            ):
+                self.view.warn(remark)
+                self.history.warn(remark)
         for shared in shared_cores({name: one.setup.cores for name, one in services.items()}):
             self.view.warn(shared)
             self.history.warn(shared)
@@ -217,16 +239,41 @@ class _Start:
         trials = chosen.trials
         sampling = None if trials is None else LiveSample(setup.name, trials.confidence_ratio, trials.warm_up_s)
         load = self.site.load_of(config)
-        return RunningService(setup, chosen, obtained.profile, window, load, obtained.source, sampling)
+        return RunningService(setup, chosen, chosen.predictor.profile, window, load, obtained.source, sampling)
+
+    def _timing(self, engine: Engine) -> TimeJoining | None:
+        """Times a variant that is to join a service; None on GPUs and clusters, where nothing is loaded on trial."""
+        if self.gpus is not None or isinstance(self.site.serving.engine, RayEngine):
+            return None
+
+        async def timed(one: RunningService, config: ServiceConfig, name: str, model: ModelRef) -> JoiningTimes | None:
+            views = (view for view in engine.replicas() if view.spec.service == one.name)
+            declared, load = next((view.inputs for view in views if view.inputs), ()), self.site.load_of(config)
+            folder = None if load is None else load.inputs
+            stderr = self.gate.workers_log
+            return await time_joining(one.setup, name, model, declared=declared, folder=folder, stderr=stderr)
+
+        return timed
 
     def _carbon_source(self, section: CarbonConfig) -> Any:
         return live_carbon_source(section, self.cache)
+
+
+def warns(session: ServingSession, view: ServeView) -> Callable[[str], None]:
+    """Shows and keeps a warning before the session shows its own."""
+
+    def warn(text: str) -> None:
+        view.warn(text)
+        session.warn(text)
+
+    return warn
 
 
 async def _language_models(
     session: ServingSession,
     gate: GatewayHandle,
     keepers: Sequence[ClockController],
+    limits: Sequence[Limited],
     view: ServeView,
     stack: AsyncExitStack,
     stop: asyncio.Event,
@@ -236,7 +283,11 @@ async def _language_models(
     if not site.language_models:
         return
     text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
-    for name, fact in (*llm_facts(text), *join_keepers(keepers, text, alone=not site.services)):
+    for name, fact in (
+        *llm_facts(text),
+        *join_keepers(keepers, text, alone=not site.services),
+        *join_limits(limits, text),
+    ):
         view.fact(name, fact)
     await _unless_stopped(start_llms(text), stop)
     session.host(models)

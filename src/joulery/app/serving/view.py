@@ -14,8 +14,8 @@ from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.runtime.serving.driver import APPLIED as APPLIED
-from joulery.runtime.serving.planned import RUN_PLAN
-from joulery.runtime.serving.planned import PlanInForce as PlanInForce
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce as PlanInForce
+from joulery.runtime.serving.plans.planned import RUN_PLAN
 from joulery.runtime.serving.running_service import ServiceSetup as ServiceSetup
 from joulery.runtime.serving.session import ServingSession as ServingSession
 

@@ -67,6 +67,9 @@ def one_cluster(site: Site, name: str | None) -> Site:
         what = "which cluster?" if name is None else "this site lists no such cluster"
         raise ConfigError(what, pointer="--cluster", got=name, expected=", ".join(names) or "none: it has jobs alone")
     jobs = next(cluster.jobs for cluster in site.clusters if cluster.name == name)
+    kueue = jobs.kueue.model_copy(
+        update={"progress": None if jobs.kueue.progress is None else jobs.kueue.progress / name}
+    )
     slurm = jobs.slurm.model_copy(
         update={
             "cluster": name,
@@ -75,7 +78,8 @@ def one_cluster(site: Site, name: str | None) -> Site:
         }
     )
     state = jobs.state if "state" in jobs.model_fields_set else jobs.state / name
-    return site.model_copy(update={"clusters": (), "jobs": jobs.model_copy(update={"slurm": slurm, "state": state})})
+    own = {"slurm": slurm, "kueue": kueue, "state": state}
+    return site.model_copy(update={"clusters": (), "jobs": jobs.model_copy(update=own)})
 
 
 def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
@@ -86,6 +90,8 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
     """
     if jobs.backend == "local":
         return local_backend(jobs)
+    if jobs.backend == "kueue":
+        return kueue_backend(jobs)
     from joulery.adapters.clusters.slurm import open_slurm
 
     return open_slurm(
@@ -98,6 +104,26 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
         cluster=jobs.slurm.cluster,
         rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),
     )
+
+
+def kueue_backend(jobs: JobsConfig) -> ClusterBackend:
+    """The Kueue that a ``jobs`` section describes.
+
+    Raises:
+        CapabilityError: It does not answer, or refuses access.
+        ConfigError: The kubeconfig is wrong.
+    """
+    from joulery.adapters.clusters.kueue.backend import KueueScope, open_kueue
+
+    config = jobs.kueue
+    scope = KueueScope(config.resource, config.queues, config.progress)
+    return open_kueue(scope, kubeconfig=config.kubeconfig, context=config.context, timeout_s=config.timeout_s)
+
+
+def priority_step(jobs: JobsConfig) -> float:
+    """Points of the cluster's own priority that make a class; 0 for one class."""
+    steps = {"slurm": jobs.slurm.priority_step, "kueue": jobs.kueue.priority_step}
+    return steps.get(jobs.backend, 0.0)
 
 
 def _rest_place(config: SlurmRestConfig, timeout_s: float) -> RestPlace:
@@ -216,7 +242,7 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
             sources.append(meter.read)
         except CapabilityError as error:
             note(f"jobs are not metered: {error}")
-    elif jobs.slurm.meters is not None:
+    elif jobs.backend == "slurm" and jobs.slurm.meters is not None:
         sources.append(SpoolReader(jobs.slurm.meters, note).read)
     if jobs.power is not None:
         after_s = _AGENT_S if jobs.backend == "slurm" and jobs.slurm.meters is not None else 0.0

@@ -85,27 +85,38 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
     shared: dict[str, NvidiaMps] = {}
     whole: dict[str, str] = {}
     specs: dict[str, DeviceSpec] = {}
+    alone: set[str] = set()
+    uuids: dict[str, str] = {}
     for index, config in enumerate(devices):
         menu: tuple[tuple[str, ...], ...] = ()
         if config.mode == "mig":
             mig = NvidiaMig(config.gpu)
             opened.append(mig)
-            name, menu = mig.device, _menu(mig, config)
+            name, menu, uuids[mig.device] = mig.device, _menu(mig, config), mig.capability().uuid
             cut[name], specs[name] = mig, DeviceSpec("nvidia-mig", {"gpu": config.gpu})
         elif config.mode == "mps":
             mps = NvidiaMps(config.gpu)
             opened.append(mps)
             name = mps.device
+            mps.require_room()
             shared[name], specs[name] = mps, DeviceSpec("nvidia-mps", {"gpu": config.gpu})
         else:
             board = open_board(config.gpu)
             opened.append(board)
             name = board.device
+            if board.require_room(shared=False):
+                alone.add(board.uuid)
             whole[name] = board.uuid
         if name in partitions:
             raise ConfigError(f"{name} stands twice, under two names", pointer=f"fleet.devices.{index}.gpu")
         partitions[name] = config.as_partitions(menu)
-    places = GpuPlaces(turn, cut, shared, whole, specs)
+
+    def within(name: str, instance: str) -> tuple[NvidiaMps, DeviceSpec]:
+        mps = NvidiaMps(uuids[name], instance=instance)
+        opened.append(mps)
+        return mps, DeviceSpec("nvidia-mps", {"gpu": uuids[name], "instance": instance})
+
+    places = GpuPlaces(turn, cut, shared, whole, specs, frozenset(alone), within)
     return LocalGpus(places, partitions, opened)
 
 

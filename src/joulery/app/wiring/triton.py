@@ -14,7 +14,7 @@ from joulery.config.site import Site
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.standby import key_of, watched_instances
-from joulery.runtime.serving.planned import delay_s
+from joulery.runtime.serving.plans.plan_in_force import delay_s
 from joulery.store.files import disk_errors
 
 PORT = 8000

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.service import Slice
@@ -184,6 +184,21 @@ class DeviceSlice:
     start: int = 0
     pids: tuple[int, ...] = ()
     share_ratio: float = 1.0
+
+
+class WantedPart(NamedTuple):
+    """A part of a GPU that a replica is to run on.
+
+    Attributes:
+        slice: Its kind and size.
+        device: The GPU it must be on (``gpu:0``); empty for any.
+        together: Processes with the same word share one MIG instance, under MPS where its slice says that each has
+            less than all of it; empty for an instance to itself.
+    """
+
+    slice: Slice
+    device: str = ""
+    together: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,6 +100,11 @@ class LanguageReplicas:
         return f"{self.model} {self.precision}"
 
     @property
+    def command(self) -> str:
+        """What starts one replica with vLLM."""
+        return vllm_command(self.model, self.precision, self.gpus, self.max_num_seqs)
+
+    @property
     def total_w(self) -> float:
         """Power of all of them, hosts included, W."""
         return self.count * (self.power_w + self.host_w)
@@ -107,6 +113,58 @@ class LanguageReplicas:
     def total_usd_per_hour(self) -> float:
         """Price of all of them."""
         return self.count * self.usd_per_hour
+
+
+class PlannedEngine(NamedTuple):
+    """An engine of a plan, as it is started.
+
+    Attributes:
+        service: The service it answers.
+        model, precision: What runs.
+        gpus: GPUs of one replica, over which the model is spread (tensor parallelism).
+        max_num_seqs: Requests one replica runs at once.
+        replicas: How many of them.
+    """
+
+    service: str
+    model: str
+    precision: str
+    gpus: int
+    max_num_seqs: int
+    replicas: int
+
+
+class ServedModel(NamedTuple):
+    """What a server says of what it runs.
+
+    Attributes:
+        models: Its models, by every name it gives; empty where it does not say.
+        gpus: Over how many GPUs the model is spread; None where it does not say.
+        max_num_seqs: Requests it runs at once; None where it does not say.
+        precision: Of its weights, as it calls it; empty where it does not say.
+    """
+
+    models: tuple[str, ...] = ()
+    gpus: int | None = None
+    max_num_seqs: int | None = None
+    precision: str = ""
+
+
+_DTYPES = frozenset({"bfloat16", "float16", "float32"})
+
+
+def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> str:
+    """What starts a replica with vLLM, as a line for a shell.
+
+    Weights of 8 bits are made by the engine, unless the model's name says that they are so already. Other precisions
+    are those of the model's files, so the line says nothing of them.
+    """
+    words = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus), "--max-num-seqs", str(max_num_seqs)]
+    if precision in _DTYPES:
+        words += ["--dtype", precision]
+    elif precision == "fp8" and "fp8" not in model.lower():
+        words += ["--quantization", "fp8"]
+    return shlex.join(words)
 
 
 class LanguageAlternative(NamedTuple):

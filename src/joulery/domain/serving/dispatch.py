@@ -270,7 +270,9 @@ class Dispatcher(Generic[T, W]):
         for ticket in islice(self._waiting, index + 1, None):
             if len(found) == server.batch:
                 break
-            if ticket.kind == first.kind and ticket.variant in ("", server.variant):
+            # One variant answers a batch: where several are loaded, requests that name one go with their like.
+            fits = ticket.variant == first.variant if server.warm else ticket.variant in ("", server.variant)
+            if ticket.kind == first.kind and fits:
                 found.append(ticket)
         return found
 

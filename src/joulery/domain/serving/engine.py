@@ -111,6 +111,7 @@ class ReplicaSpec:
         device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
         warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
             answer.
+        together: Replicas with the same word share one MIG slice under MPS; empty for a slice to itself.
         memory_bytes: Memory of the process beyond which it keeps no more of them; 0 for no bound.
     """
 
@@ -126,6 +127,7 @@ class ReplicaSpec:
     device: str = ""
     warm: tuple[tuple[str, ModelRef], ...] = ()
     memory_bytes: int = 0
+    together: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -136,8 +138,6 @@ class ReplicaSpec:
                 pointer=self.service,
                 got=f"batch {self.batch}, {self.max_delay_s:g} s",
             )
-        if self.warm and self.batch > 1:
-            raise ConfigError("a replica that batches requests runs one variant", pointer=self.service)
         if self.cores and len(self.cores) != self.slice.cores:
             raise ConfigError(
                 f"a slice of {self.slice.cores} cores cannot be bound to {len(self.cores)}", pointer=self.service
@@ -348,6 +348,7 @@ class RequestRecord(NamedTuple):
         service_s, cpu_s: Seconds and CPU seconds in the replica; 0 when it reached none.
         attempts: How many replicas tried.
         energy: What it was charged; None where unknown.
+        batch: How many requests were answered together.
     """
 
     service: str
@@ -361,6 +362,7 @@ class RequestRecord(NamedTuple):
     cpu_s: float
     attempts: int
     energy: EnergyShare | None
+    batch: int = 1
 
     @property
     def latency_s(self) -> float:

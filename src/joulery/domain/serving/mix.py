@@ -109,7 +109,7 @@ OWN = VariantMix()
 
 
 class MixCounter:
-    """Chooses the variant of each request so that the shares of a mix are kept to within one request.
+    """Chooses the variant of each request so that the shares of a mix are kept to within one request, or one batch.
 
     Attributes:
         mix: The mix in force; may be replaced between two requests.
@@ -119,25 +119,26 @@ class MixCounter:
         self.mix = mix
         self._due: dict[str, float] = {}
 
-    def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float) -> str:
-        """The variant that answers the next request.
+    def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float, requests: int = 1) -> str:
+        """The variant that answers the next request, or the next batch.
 
         Args:
             own: The replica's own variant; it takes the share that no other has, or that is not loaded.
             warm: Variants that the replica keeps loaded beside its own.
             waiting: Requests that wait behind this one.
             oldest_wait_s: Seconds that the oldest of them has waited; 0 for none.
+            requests: In the batch.
         """
         weights = self.mix.weights(waiting, oldest_wait_s)
         if not weights:
             return own
         due, rest = self._due, 1.0
         for name, share in weights:
-            due[name] = due.get(name, 0.0) + share
+            due[name] = due.get(name, 0.0) + share * requests
             rest -= share
-        due[""] = due.get("", 0.0) + max(rest, 0.0)
+        due[""] = due.get("", 0.0) + max(rest, 0.0) * requests
         chosen = max((*(name for name, _ in weights), ""), key=due.__getitem__)
-        due[chosen] -= 1.0
+        due[chosen] -= requests
         return chosen if chosen in warm else own
 
 
@@ -149,6 +150,7 @@ class ServiceMixes:
 
     def __init__(self) -> None:
         self._counters: dict[str, MixCounter] = {}
+        self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
         """Have the variants of a mix answer from the next request on; replicas stay as they are."""
@@ -157,6 +159,16 @@ class ServiceMixes:
     def mix(self, service: str, /) -> VariantMix:
         """The mix in force."""
         return self._steering_of(service).mix
+
+    def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
+        """The mix of each service from the next change of the replicas on; none of those given before."""
+        self._next = dict(mixes)
+
+    def _turn_mixes(self) -> None:
+        """The replicas change now, and with them the mixes."""
+        for service, mix in self._next.items():
+            self._steering_of(service).mix = mix
+        self._next = {}
 
     def _steering_of(self, service: str) -> MixCounter:
         """The counter that chooses the variants of a service; always the same object for one name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,8 @@ class SliceProfile:
         startup_cpu_s: CPU seconds of launching, loading and warming up.
         memory_bytes: Resident memory of the replica after it ran; 0 when not known.
         awake_w: Watts that the replica draws while it waits for requests; 0 when not measured.
+        batches: Times of whole batches by the requests in them, 2 and more, while every other slice worked too; empty
+            where requests are answered one by one.
     """
 
     variant: str
@@ -115,8 +117,11 @@ class SliceProfile:
     startup_cpu_s: float = 0.0
     memory_bytes: int = 0
     awake_w: float = 0.0
+    batches: Mapping[int, Timings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if any(size < 2 for size in self.batches):
+            raise DataError(f"{self.variant}: a batch has 2 requests or more, got {sorted(self.batches)}")
         if not (math.isfinite(self.awake_w) and self.awake_w >= 0):
             raise DataError(f"{self.variant}: a waiting replica draws {self.awake_w} W, expected 0 or more")
         if not (math.isfinite(self.active_w) and self.active_w > 0):
@@ -126,6 +131,44 @@ class SliceProfile:
     def energy_j(self) -> float:
         """Mean joules above idle that one request costs while the rest of the device is busy."""
         return self.loaded.mean_cpu_s * self.active_w
+
+    @property
+    def max_batch(self) -> int:
+        """Requests of the largest batch."""
+        return max(self.batches, default=1)
+
+    @property
+    def each_s(self) -> float:
+        """Least mean seconds that a request keeps the replica busy: its part of the batch that suits it best."""
+        return min(times.mean_s / size for size, times in self._by_size)
+
+    @property
+    def busy_energy_j(self) -> float:
+        """Mean joules above idle that one request costs in the largest batch."""
+        times = self.batches.get(self.max_batch, self.loaded)
+        return times.mean_cpu_s / self.max_batch * self.active_w
+
+    def slowest_s(self, quantile: float) -> float:
+        """A quantile of the seconds that a request is in the replica, in the batch that takes longest."""
+        return max(times.quantile_s(quantile) for _, times in self._by_size)
+
+    def batch_s(self, requests: float) -> float:
+        """Mean seconds of a batch; between measured sizes in proportion.
+
+        Args:
+            requests: In the batch, on average; at least 1.
+        """
+        sizes = [size for size, _ in self._by_size]
+        return float(np.interp(requests, sizes, [times.mean_s for _, times in self._by_size]))
+
+    def batched_to(self, requests: int) -> SliceProfile:
+        """The same with batches of at most so many requests."""
+        kept = {size: times for size, times in self.batches.items() if size <= requests}
+        return self if len(kept) == len(self.batches) else replace(self, batches=kept)
+
+    @property
+    def _by_size(self) -> list[tuple[int, Timings]]:
+        return [(1, self.loaded), *sorted(self.batches.items())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,6 +272,7 @@ def _entry_as_dict(entry: SliceProfile) -> dict[str, Any]:
         **({"awake_w": entry.awake_w} if entry.awake_w else {}),
         "alone": entry.alone.as_dict(),
         "loaded": None if shared else entry.loaded.as_dict(),
+        **({"batches": {str(n): times.as_dict() for n, times in entry.batches.items()}} if entry.batches else {}),
     }
 
 
@@ -245,6 +289,7 @@ def _entry_from_dict(data: Mapping[str, Any]) -> SliceProfile:
         startup_cpu_s=float(data["startup_cpu_s"]),
         memory_bytes=int(data["memory_bytes"]),
         awake_w=float(data.get("awake_w", 0.0)),
+        batches={int(n): Timings(one["service_s"], one["cpu_s"]) for n, one in data.get("batches", {}).items()},
     )
 
 

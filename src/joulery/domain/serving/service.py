@@ -24,7 +24,8 @@ class Slice:
     Attributes:
         kind: How the device is partitioned.
         profile: MIG profile name (``3g.20gb``); empty otherwise.
-        share_ratio: Share of the device: MPS thread share; on CPU the share of its cores' time (a quota); else 1.
+        share_ratio: Share of the device: MPS thread share; on CPU the share of its cores' time (a quota); on a MIG
+            slice that several processes share under MPS the part that one of them counts for; else 1.
         cores: CPU cores; 0 on a GPU.
     """
 
@@ -44,11 +45,13 @@ class Slice:
             return f"cpu:{self.cores}" + (f"@{self.share_ratio:g}" if self.share_ratio < 1 else "")
         if self.kind is SliceKind.MPS:
             return f"mps:{self.share_ratio:g}"
-        return self.profile if self.kind is SliceKind.MIG else "whole"
+        if self.kind is SliceKind.MIG:
+            return self.profile + (f"@{self.share_ratio:g}" if self.share_ratio < 1 else "")
+        return "whole"
 
     @classmethod
     def parse(cls, text: str) -> Slice:
-        """The slice that ``str`` writes so: ``cpu:2``, ``mps:0.25`` (six digits), ``3g.20gb``, ``whole``.
+        """The slice that ``str`` writes so: ``cpu:2``, ``mps:0.25`` (six digits), ``3g.20gb``, ``3g.20gb@0.5`` ...
 
         Raises:
             ConfigError: It is no slice.
@@ -56,9 +59,12 @@ class Slice:
         kind, colon, size = text.partition(":")
         if not text or (colon and kind not in (SliceKind.CPU, SliceKind.MPS)):
             raise ConfigError("not a slice", got=text, expected="such as cpu:2, mps:0.25, 3g.20gb or whole")
-        if not colon:
-            return cls(SliceKind.WHOLE) if text == SliceKind.WHOLE else cls(SliceKind.MIG, profile=text)
+        if text == SliceKind.WHOLE:
+            return cls(SliceKind.WHOLE)
         try:
+            if not colon:
+                profile, _, share = text.partition("@")
+                return cls(SliceKind.MIG, profile=profile, share_ratio=float(share or 1))
             return (
                 cls(SliceKind.CPU, cores=int(size))
                 if kind == SliceKind.CPU

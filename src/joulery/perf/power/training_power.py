@@ -27,12 +27,19 @@ class JobClass:
         busy_ratio: Share of the time each GPU computes rather than waits, with 1, 2, … GPUs, float64[max GPUs];
             1 on one GPU. The speed-up on n GPUs is ``n · busy_ratio[n - 1] / time_ratio``.
         time_ratio: Time a step takes against that at full power; above 1 under a power limit.
+        measured_as: The measured class whose response to power limits and to wider batches it has; itself when empty.
     """
 
     name: str
     gpu_w: float
     busy_ratio: FloatArray
     time_ratio: float = 1.0
+    measured_as: str = ""
+
+    @property
+    def measured_name(self) -> str:
+        """Name of the measured class that it stands for."""
+        return self.measured_as or self.name
 
     def __post_init__(self) -> None:
         ratios = readonly(self.busy_ratio, np.float64)
@@ -207,11 +214,11 @@ def limited(classes: tuple[JobClass, ...], limit_ratio: float | Mapping[str, flo
 def _limited(job: JobClass, ratio: float) -> JobClass:
     if ratio == 1.0:
         return job
-    measured = POWER_LIMITS.get(ratio, {}).get(job.name)
+    measured = POWER_LIMITS.get(ratio, {}).get(job.measured_name)
     if measured is None:
         known = ", ".join(f"{limit:g}" for limit in POWER_LIMITS)
         raise ConfigError(
             "no measurement under this power limit", got=f"{ratio:g} for {job.name}", expected=f"1, {known}"
         )
     time_ratio, power_ratio = measured
-    return JobClass(job.name, job.gpu_w * power_ratio, job.busy_ratio, job.time_ratio * time_ratio)
+    return replace(job, gpu_w=job.gpu_w * power_ratio, time_ratio=job.time_ratio * time_ratio)

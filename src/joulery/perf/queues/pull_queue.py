@@ -13,6 +13,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.serving.profile import SliceProfile, Timings
+from joulery.perf.queues.batched_pool import BatchInstance, batch_value, serve_batches
 from joulery.perf.queues.fifo_pool import PoolInstance, serve
 
 
@@ -51,14 +52,16 @@ def replay(
     arrival_s: FloatArray,
     picks: FloatArray,
     layouts: Sequence[tuple[float, Sequence[SliceProfile]]],
+    delay_s: float = 0.0,
 ) -> Replay:
-    """Replay requests through the queue.
+    """Replay requests through the queue, in batches where the profile has times of batches.
 
     Args:
         arrival_s: Arrival times, not decreasing, float64[n].
         picks: One number in [0, 1) a request that selects its service time; equal picks make comparisons paired.
         layouts: ``(from_s, instances)`` in order of time; the first holds from the beginning. A request is answered by
             the layout in force when it arrives; instances of a new layout start idle.
+        delay_s: How long a batch that is not full waits for more requests.
     """
     n = len(arrival_s)
     server, epoch = np.empty(n, np.int64), np.zeros(n, np.int64)
@@ -67,6 +70,11 @@ def replay(
     for number, (_, items) in enumerate(layouts):
         part = slice(begins[number], max(begins[number], begins[number + 1]))
         part_picks = picks[part]
+        if any(item.batches for item in items):
+            epoch[part] = number
+            found = _replay_batches(arrival_s[part], part_picks, items, delay_s)
+            server[part], start_s[part], service_s[part], cpu_s[part] = found
+            continue
         tables: dict[int, _Sampled] = {}
         for item in items:
             tables.setdefault(id(item), _Sampled.of(item, part_picks, len(items) - 1))
@@ -81,6 +89,30 @@ def replay(
     return Replay(arrival_s, server, start_s, service_s, cpu_s, epoch)
 
 
+def _replay_batches(
+    arrival_s: FloatArray, picks: FloatArray, items: Sequence[SliceProfile], delay_s: float
+) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
+    """Instance, start, seconds and part of the CPU seconds of each request in one layout with batches."""
+    tables: dict[int, tuple[BatchInstance, list[list[float]], float]] = {}
+    for item in items:
+        if id(item) not in tables:
+            sizes = [1, *sorted(item.batches)]
+            picked = [_picked(item.batches.get(size, item.loaded), picks) for size in sizes]
+            alone_ratio = item.alone.mean_s / item.loaded.mean_s if len(items) > 1 else 1.0
+            cpu_ratio = item.alone.mean_cpu_s / item.loaded.mean_cpu_s if item.loaded.mean_cpu_s > 0 else 1.0
+            one = BatchInstance(sizes, [times.tolist() for times, _ in picked], alone_ratio)
+            tables[id(item)] = one, [cpus.tolist() for _, cpus in picked], cpu_ratio if len(items) > 1 else 1.0
+    mine = [tables[id(item)] for item in items]
+    run = serve_batches(arrival_s.tolist(), [one for one, _, _ in mine], delay_s)
+    cpu_s = np.empty(len(arrival_s))
+    for index, first in enumerate(run.first.tolist()):
+        one, cpus, cpu_ratio = mine[run.instance[index]]
+        size = int(run.batch[index])
+        busy = cpu_ratio + (1 - cpu_ratio) * run.busy_ratio[index]
+        cpu_s[index] = batch_value(one.sizes, cpus, first, size) * busy / size
+    return run.instance, run.start_s, run.service_s, cpu_s
+
+
 def poisson_arrivals(rate_rps: float, n: int, seed: int) -> FloatArray:
     """``n`` arrival times of a Poisson process from time 0, seconds; the same for the same seed."""
     gaps = np.random.default_rng([seed, 0]).exponential(1.0, n)
@@ -93,8 +125,8 @@ def uniform_draws(n: int, seed: int) -> FloatArray:
 
 
 def capacity_rps(instances: Sequence[SliceProfile]) -> float:
-    """Requests a second that the instances can serve when all are busy."""
-    return sum(1.0 / item.loaded.mean_s for item in instances)
+    """Requests a second that the instances can serve when all are busy, in their best batches."""
+    return sum(1.0 / item.each_s for item in instances)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -80,7 +80,8 @@ def watched_instances(
             each.replica,
             index,
             100 * each.share_ratio,
-            100 * each.share_ratio + max(0.0, min(extra_percent, 100 - 100 * gpu.share_ratio)),
+            # A slice does not grow.
+            100 * each.share_ratio + (0.0 if gpu.sliced else max(0.0, min(extra_percent, 100 - 100 * gpu.share_ratio))),
             slos[each.workload].latency_s,
             slos[each.workload].quantile,
         )

@@ -145,7 +145,8 @@ class Observation:
         oldest_wait_s: Seconds that the oldest queued request has waited.
         loaded: Variants that every replica has loaded; empty where requests cannot be steered among variants.
         mix: The mix of them in force.
-        occupied_s: Mean seconds that a request of each variant kept its replica busy lately.
+        occupied_s: Mean seconds that a request of each variant kept its replica busy lately; its part of a batch's.
+        batched: Mean requests of the batches that each variant answered; empty where they are answered one by one.
         tail_latency_s: The 99th percentile of the latest latencies (:func:`tail_latency_s`); NaN while unknown.
         changing: Whether a decision is being carried out: ``running`` is what serves meanwhile.
     """
@@ -168,6 +169,7 @@ class Observation:
     occupied_s: Mapping[str, float] = field(default_factory=dict)
     tail_latency_s: float = math.nan
     changing: bool = False
+    batched: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def demand_rps(self) -> float:
@@ -193,6 +195,7 @@ class Observation:
             **({"occupied_s": dict(self.occupied_s)} if self.occupied_s else {}),
             **({} if math.isnan(self.tail_latency_s) else {"tail_latency_s": self.tail_latency_s}),
             **({"changing": True} if self.changing else {}),
+            **({"batched": dict(self.batched)} if self.batched else {}),
         }
 
     @classmethod
@@ -214,6 +217,7 @@ class Observation:
             occupied_s={str(name): float(value) for name, value in data.get("occupied_s", {}).items()},
             tail_latency_s=float(data.get("tail_latency_s", math.nan)),
             changing=bool(data.get("changing", False)),
+            batched={str(name): float(value) for name, value in data.get("batched", {}).items()},
             **numbers,
         )
 

@@ -29,17 +29,11 @@ from joulery.domain.serving.mix import OWN
 from joulery.domain.serving.service import SloScope
 from joulery.perf.layouts import Predictor
 from joulery.policies.consolidation import Consolidation
+from joulery.policies.family_change import FAMILY, decision_kind, family_from, followed, has_left, seen_by
 from joulery.policies.serving import messages
 from joulery.policies.serving.messages import ms, quantile, short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
-from joulery.policies.serving.observation import (
-    KEEP_LAYOUT,
-    SET_LAYOUT,
-    SET_WEIGHTS,
-    TRY_LAYOUT,
-    Observation,
-    Sample,
-)
+from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, Sample
 from joulery.policies.serving.predictive_search import PredictiveSearch
 from joulery.policies.serving.slo_first import (
     NO_THREAT,
@@ -51,7 +45,7 @@ from joulery.policies.serving.slo_first import (
     steers,
     threat,
 )
-from joulery.policies.serving.state import ServiceState
+from joulery.policies.serving.state import Family, ServiceState
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import MeasuredLayout, Verdict, judge
 
@@ -81,6 +75,7 @@ class ServicePolicy:
         rate_rps: Demand to plan for until one has been observed.
         trigger: When a change starts a new search.
         consolidation: When slices are left empty; None where all are filled.
+        family: The variants to choose from, where they may change while the service runs.
 
     Raises:
         InfeasibleError: No variant is as accurate as the objectives ask.
@@ -92,6 +87,7 @@ class ServicePolicy:
     rate_rps: float
     trigger: ReplanTrigger
     consolidation: Consolidation | None = None
+    family: Family = ()
 
     def __post_init__(self) -> None:
         best = self.search.best_accuracy_ratio
@@ -122,6 +118,7 @@ class ServicePolicy:
             "objectives": self.objectives.as_dict(),
             "search": self.search.as_dict(),
             **({} if self.consolidation is None else {"consolidation": self.consolidation.as_dict()}),
+            **({FAMILY: [list(one) for one in self.family]} if self.family else {}),
         }
 
     @classmethod
@@ -141,6 +138,7 @@ class ServicePolicy:
                 rate_rps=float(data["rate_rps"]),
                 trigger=ReplanTrigger(**data["trigger"]),
                 consolidation=Consolidation(**data["consolidation"]) if "consolidation" in data else None,
+                family=family_from(data),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a service policy: {error!r}") from error
@@ -151,6 +149,8 @@ class ServicePolicy:
 
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
         """Protect the SLO where it is threatened; else follow the trial that runs, or search if something moved."""
+        state = followed(state, self.family, replans=isinstance(self.search, PredictiveSearch))
+        observation = seen_by(self.family, observation)
         step = self._decide(self._observed(state, observation), observation)
         rule, known, demand_rps = self.consolidation, self.search.predictor, self._demand(step.state)
         if rule is not None and known is not None:
@@ -184,7 +184,7 @@ class ServicePolicy:
         changed = messages.changed(state.objectives, self.objectives)
         if phrase and not changed:
             return self._protect(state, seen, phrase)
-        if seen.changing and not changed:
+        if seen.changing and not (changed or state.changes):
             return Step(state)  # nothing but a threat overrides a decision that is being carried out
         if state.protecting and not changed:
             return self._hold(state, seen)
@@ -198,10 +198,14 @@ class ServicePolicy:
 
     def _search(self, state: ServiceState, seen: Observation, cause: str, words: str) -> Step[ServiceState]:
         """Begin a search."""
-        begun = self._begin(state, seen, cause, words)
-        if isinstance(self.search, PredictiveSearch):
-            return self._predict(begun, seen, self.search)
-        return self._next(begun, seen, self.search)
+        if state.changes and cause != FAMILY:
+            cause, words = FAMILY, f"{state.changes}; {words}"
+        begun, search = self._begin(state, seen, cause, words), self.search
+        return (
+            self._predict(begun, seen, search)
+            if isinstance(search, PredictiveSearch)
+            else self._next(begun, seen, search)
+        )
 
     def _scaler(self, known: Predictor, state: ServiceState) -> VariantScaler:
         return VariantScaler(known, self.objectives, state.slowdown_ratio)
@@ -226,7 +230,8 @@ class ServicePolicy:
     def _protect(self, state: ServiceState, seen: Observation, phrase: str) -> Step[ServiceState]:
         """Have the leanest loaded variants answer, or run the leanest layout; trials and carbon wait for room."""
         layout, predictor = self._leanest(state), self.search.predictor
-        if predictor is not None and seen.running is not None and steers(seen, predictor):
+        steering = predictor is not None and not has_left(self.family, seen.running) and steers(seen, predictor)
+        if predictor is not None and seen.running is not None and steering:
             scaler = self._scaler(predictor, state)
             weights = scaler.lean(seen.running, seen.loaded)
             kept, capacity_rps = seen.running, scaler.capacity_rps(seen.running, weights)
@@ -272,7 +277,7 @@ class ServicePolicy:
             return step
         if state.weights and seen.running == state.layout and not (state.protecting or seen.changing):
             state = replace(state, weights=())
-        key = (seen.running, seen.loaded, state.weights, state.slowdown_ratio, self.objectives)
+        key = (seen.running, seen.loaded, state.weights, state.slowdown_ratio, self.objectives, predictor)
         if state.mix[1] != key:
             scaler = self._scaler(predictor, state)
             state = replace(state, mix=(scaler.mix(seen.running, seen.loaded, state.weights), key))
@@ -297,9 +302,10 @@ class ServicePolicy:
 
     def _observed(self, state: ServiceState, seen: Observation) -> ServiceState:
         """Demand and delay, smoothed."""
+        held_s, slo = math.nan, self.objectives.slo
         if (predictor := self.search.predictor) is not None:
             state = replace(state, slowdown_ratio=slowdown(seen, predictor, state.slowdown_ratio))
-        held_s, slo = self._held_s(state, seen), self.objectives.slo
+            held_s = self._scaler(predictor, state).held_s(seen)  # NaN where too few answers show it
         admitted = admission(held_s, slo, state.admission_ratio) if state.protecting else 1.0
         state, elapsed_s = replace(state, admission_ratio=admitted), seen.now_s - state.seen_s
         weight = 1.0 if math.isinf(elapsed_s) else -math.expm1(-max(elapsed_s, 0.0) / self.trigger.settle_s)
@@ -311,12 +317,6 @@ class ServicePolicy:
             delay_ratio += weight * (ratio - delay_ratio)
         known_s = seen.now_s if math.isfinite(seen.g_per_kwh) else state.known_s
         return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s, known_s=known_s)
-
-    def _held_s(self, state: ServiceState, seen: Observation) -> float:
-        """The latency that admission holds to the SLO; NaN where too few answers show it."""
-        if (predictor := self.search.predictor) is None:
-            return math.nan
-        return self._scaler(predictor, state).held_s(seen)
 
     def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:
         """Whether the window's latency is that of the layout decided on, over enough requests."""
@@ -334,6 +334,8 @@ class ServicePolicy:
         """Why to search now, as a word and as a phrase; None when nothing moved."""
         if state.layout is None:
             return "start", "start"
+        if state.changes:
+            return FAMILY, state.changes
         unknown_s = seen.now_s - state.known_s
         if moved := messages.intensity_moved(self.trigger, seen.g_per_kwh, state.g_per_kwh, unknown_s):
             return "intensity", moved
@@ -357,13 +359,12 @@ class ServicePolicy:
         retry_s = 0.0
         if isinstance(self.search, TrialSearch):
             retry_s = self.search.budget.retry_s
-            sample = None if cause == TURN else seen.sample  # another service was on trial: no measurement
+            # Another service was on trial, or variants that left answered too: no measurement.
+            sample = None if cause in (TURN, FAMILY) else seen.sample
             mine = sample is not None and sample.layout == state.layout and sample.is_own and state.whole is None
             if sample is not None and mine and sample.suffices(self.search.budget.min_requests):
                 state = state.learned(self._measured(state, sample, seen, self.search))
-        planned_rps = self._demand(state)
-        if self._cautious(state, seen):
-            planned_rps = present_rps(seen, planned_rps)
+        planned_rps = present_rps(seen, self._demand(state)) if self._cautious(state, seen) else self._demand(state)
         return state.begun(seen.now_s, cause, words, seen.g_per_kwh, planned_rps, self.objectives, retry_s)
 
     def _cautious(self, state: ServiceState, seen: Observation) -> bool:
@@ -395,8 +396,7 @@ class ServicePolicy:
             feasible=choice.feasible,
             predicted_s=choice.metrics.latency_s,
         )
-        kind = KEEP_LAYOUT if choice.layout == seen.running else SET_LAYOUT
-        return Step(state, (self._decision(kind, choice.layout, reason, "", state.cause),))
+        return Step(state, (self._decision(decision_kind(state, seen), choice.layout, reason, "", state.cause),))
 
     def _follow(
         self, state: ServiceState, trying: Layout, seen: Observation, search: TrialSearch
@@ -481,8 +481,7 @@ class ServicePolicy:
             words = messages.best(best, objective, goals.slo, g_per_kwh, len(state.known))
         reason = f"{state.words}: {words}, after {state.spent} trial{'' if state.spent == 1 else 's'}"
         state = replace(state, layout=layout, trying=None, decided_s=seen.now_s, feasible=best is not None)
-        kind = KEEP_LAYOUT if layout == seen.running else SET_LAYOUT
-        return Step(state, (self._decision(kind, layout, reason, remark, state.cause),))
+        return Step(state, (self._decision(decision_kind(state, seen), layout, reason, remark, state.cause),))
 
     def _again(self, state: ServiceState, seen: Observation, search: TrialSearch) -> Step[ServiceState]:
         """What was settled on does not run: set it once more, and after that the next best."""

@@ -188,7 +188,7 @@ class VariantScaler:
             names += [(item.slice, item.variant) for item in layout.instances]
         entries = [self.predictor.profile.entry(name, piece) for piece, name in names]
         quantile = self.objectives.slo.quantile if quantile is None else quantile
-        return self.slowdown_ratio * max(entry.loaded.quantile_s(quantile) for entry in entries)
+        return self.slowdown_ratio * max(entry.slowest_s(quantile) for entry in entries)
 
     def _times_s(self, layout: Layout, weights: Weights) -> list[float]:
         """Mean service time of each instance."""
@@ -201,7 +201,7 @@ class VariantScaler:
         return found
 
     def _mean_s(self, variant: str, item: Instance) -> float:
-        return self.predictor.profile.entry(variant, item.slice).loaded.mean_s
+        return self.predictor.profile.entry(variant, item.slice).each_s
 
     def _mixes(self, layout: Layout, loaded: Collection[str]) -> list[Weights]:
         """The own variants, each loaded variant alone, and pairs whose mean accuracy is the floor."""
@@ -323,7 +323,8 @@ def slowdown(seen: Observation, predictor: Predictor, before_ratio: float) -> fl
         mine = [item.slice for item in seen.running.instances if item.variant == name]
         pieces = mine or [item.slice for item in seen.running.instances]
         try:
-            times_s = [predictor.profile.entry(name, piece).loaded.mean_s for piece in pieces]
+            size = seen.batched.get(name, 1.0)
+            times_s = [predictor.profile.entry(name, piece).batch_s(size) / size for piece in pieces]
         except DataError:
             return before_ratio  # not profiled on its slice
         answers = seen.served.get(name, 0)

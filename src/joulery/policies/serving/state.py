@@ -13,6 +13,8 @@ from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.slo_first import NO_THREAT, Threat
 from joulery.policies.serving.trials import MeasuredLayout
 
+Family = tuple[tuple[str, bool], ...]
+"""``((variant, assumed), …)``, sorted: whether the times of a variant are assumed to be those of another."""
 _MOST_FAILURES = 2
 """A layout that failed to start in so many searches is not tried again."""
 
@@ -72,6 +74,8 @@ class ServiceState:
         rate_rps: Demand, smoothed; NaN before the first observation of it.
         seen_s: Time of the last observation.
         known_s: Time of the last observation with a known intensity.
+        family: The variants that the last step chose from; empty where they never change.
+        changes: How they changed since the last search, in words; empty where they did not.
         searches: Searches begun.
         begun_s, cause, words: When and why the last search began.
         g_per_kwh: Intensity it weighs carbon at; NaN when that was unknown.
@@ -110,6 +114,8 @@ class ServiceState:
     rate_rps: float = math.nan
     seen_s: float = -math.inf
     known_s: float = -math.inf
+    family: Family = ()
+    changes: str = ""
     searches: int = 0
     begun_s: float = -math.inf
     cause: str = ""
@@ -177,6 +183,7 @@ class ServiceState:
             begun_s=now_s,
             cause=cause,
             words=words,
+            changes="",
             deferred="",
             g_per_kwh=g_per_kwh,
             objectives=objectives,

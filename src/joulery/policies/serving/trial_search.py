@@ -165,6 +165,22 @@ class TrialSearch:
             predictor=None if data["predictor"] is None else Predictor.from_dict(data["predictor"]),
         )
 
+    def over(
+        self, accuracy_ratio: Mapping[str, float], disabled: tuple[Edge, ...], predictor: Predictor
+    ) -> TrialSearch:
+        """The same search over other variants, or with another profile of them; nothing fitted so far holds for it.
+
+        Args:
+            accuracy_ratio: Accuracy of each variant to choose from.
+            disabled: Edges (variant, slice) that do not fit.
+            predictor: Predicts layouts from the profile.
+
+        Raises:
+            InfeasibleError: However a device is cut, some slice stays empty.
+        """
+        fresh: dict[str, Any] = {"space": None, "_fits": FittedServices(), "_annealing": AnnealingMemo()}
+        return replace(self, accuracy_ratio=accuracy_ratio, disabled=disabled, predictor=predictor, **fresh)
+
     def baseline_of(self, state: ServiceState) -> MeasuredLayout | None:
         """The measured baseline; None before its trial."""
         return self.reference.measured if self.reference is not None else state.baseline
@@ -174,12 +190,17 @@ class TrialSearch:
         known = self.reference is not None
         return Objective(
             lambda_ratio=lambda_ratio,
-            base_accuracy_ratio=baseline.metrics.accuracy_ratio if known else self.best_accuracy_ratio,
+            base_accuracy_ratio=baseline.metrics.accuracy_ratio if known else self._base_accuracy_ratio,
             base_energy_j=baseline.metrics.energy_j,
             base_g_per_kwh=self.base_g_per_kwh,
             base_pue=self.base_pue,
             pue=self.pue,
         )
+
+    @property
+    def _base_accuracy_ratio(self) -> float:
+        """Accuracy of the baseline: of the most accurate variant of the service's start."""
+        return max(self.accuracy_ratio[name] for name in self.baseline.counts)
 
     def propose(self, goals: ServiceObjectives, state: ServiceState) -> tuple[Layout | None, ServiceState]:
         """What to try next, None when nothing is worth a trial; and the state with the random numbers used."""

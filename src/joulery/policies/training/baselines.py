@@ -153,7 +153,7 @@ def zeus_limits(classes: tuple[JobClass, ...], board_w: float, eta: float = 0.5)
     chosen = {}
     for job in classes:
         menu = {1.0: job} | {
-            ratio: limited((job,), ratio)[0] for ratio in POWER_LIMITS if job.name in POWER_LIMITS[ratio]
+            ratio: limited((job,), ratio)[0] for ratio in POWER_LIMITS if job.measured_name in POWER_LIMITS[ratio]
         }
         chosen[job.name] = min(menu, key=lambda ratio: (cost(menu[ratio]), -ratio))
     return chosen

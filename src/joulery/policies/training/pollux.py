@@ -37,7 +37,7 @@ def goodput(table: PowerTable, tolerance: Mapping[str, float] = BATCH_TOLERANCE)
     Throughput times ``(phi + 1) / (phi + n)``; a class of unknown ``phi`` loses nothing. float64[classes, max + 1].
     """
     gpus = np.arange(table.speedup.shape[1])
-    phi = np.array([[tolerance.get(job.name, np.inf)] for job in table.classes])
+    phi = np.array([[tolerance.get(job.measured_name, np.inf)] for job in table.classes])
     known = np.isfinite(phi)
     scale = np.where(known, phi, 1.0)
     efficiency = np.where(known, (scale + 1.0) / (scale + np.maximum(gpus, 1)), 1.0)

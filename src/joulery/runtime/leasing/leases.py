@@ -178,7 +178,8 @@ class LeaseHolder:
             ActuationError: A device refuses; its lease stays and the watchdog retries.
         """
         failed: list[str] = []
-        for name in tuple(self._held):
+        # The last first: what was set on a slice goes before the cut does.
+        for name in reversed(tuple(self._held)):
             try:
                 self.release(name)
             except JouleryError as error:

@@ -29,7 +29,7 @@ from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.statistics import EngineReports, RecentTraffic, StepObserver
-from joulery.runtime.serving.colocated import ProgressClock
+from joulery.runtime.serving.plans.colocated import ProgressClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,8 @@ class GenerationTask:
         share = _sum(self._energy)
         energy_j = None if share is None else share.energy_j
         work_s = self.forecast.service_s if took_s is None else took_s
-        service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j)
+        tokens = usage.completion if known else 0
+        service.traffic.answered(time.time(), time.time() - self.arrival_s, work_s, energy_j, tokens)
         service.keep(self.request, usage.completion)
 
     def _work_s(self) -> float:

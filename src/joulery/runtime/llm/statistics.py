@@ -43,12 +43,14 @@ class RecentAnswer(NamedTuple):
         latency_s: From arrival to end, s.
         work_s: Its time in the engine, seconds at full clock.
         energy_j: Energy charged, J; None where unknown.
+        tokens: Tokens generated; 0 where unknown.
     """
 
     end_s: float
     latency_s: float
     work_s: float
     energy_j: float | None
+    tokens: int = 0
 
 
 class RecentTraffic:
@@ -74,9 +76,9 @@ class RecentTraffic:
         self._first_s = at_s if self._first_s is None else self._first_s
         self._arrivals_s.append(at_s)
 
-    def answered(self, end_s: float, latency_s: float, work_s: float, energy_j: float | None) -> None:
+    def answered(self, end_s: float, latency_s: float, work_s: float, energy_j: float | None, tokens: int = 0) -> None:
         """A request was answered to its end."""
-        self._served.append(RecentAnswer(end_s, latency_s, work_s, energy_j))
+        self._served.append(RecentAnswer(end_s, latency_s, work_s, energy_j, tokens))
         self._latencies_s.append(latency_s)
 
     def served(self, now_s: float) -> tuple[RecentAnswer, ...]:

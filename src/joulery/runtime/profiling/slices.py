@@ -14,6 +14,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality
@@ -33,6 +35,8 @@ from joulery.domain.serving.tensors import Tensor
 from joulery.perf.power.power_line import PowerLine
 
 Inputs = Mapping[str, Tensor]
+_RELATIVE, _ABSOLUTE = 1e-2, 1e-3
+"""Differences between an answer in a batch and alone that rounding explains: sums in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class Plan:
         warmup: Requests that do not count, after each start.
         alone: Requests to time one by one, on each kind of slice.
         loaded: Requests to time on each slice while all slices work.
+        batches: Batches of each size to time on each slice.
     """
 
     warmup: int = 5
     alone: int = 30
     loaded: int = 30
+    batches: int = 12
 
 
 BRIEF = Plan()
@@ -108,6 +114,7 @@ class MeasuredSlice:
         variant, slice: What was measured.
         alone, loaded: See :class:`~joulery.domain.serving.profile.SliceProfile`.
         startup_s, startup_cpu_s: From launch to ready, for all slices of the partition together.
+        batches: Times of whole batches by their size; empty where its model answers one request at a time.
     """
 
     variant: str
@@ -116,6 +123,7 @@ class MeasuredSlice:
     loaded: Timings
     startup_s: float
     startup_cpu_s: float
+    batches: Mapping[int, Timings] = field(default_factory=dict)
 
 
 async def measure(
@@ -126,6 +134,7 @@ async def measure(
     inputs: Sequence[Inputs],
     plan: Plan = BRIEF,
     *,
+    max_batch: int = 1,
     progress: Callable[[int, int, str], None] = lambda done, of, what: None,
 ) -> tuple[MeasuredSlice, ...]:
     """Time every variant on every slice of every partition. The engine runs nothing else meanwhile.
@@ -137,6 +146,7 @@ async def measure(
         partitions: Slices that exist together; a kind of slice that occurs in several is measured in the first.
         inputs: Real inputs, sent in turn.
         plan: How much.
+        max_batch: Requests of the largest batch to time; 1 for none.
         progress: Called with the steps done, their number and the next one.
 
     Raises:
@@ -149,10 +159,12 @@ async def measure(
         specs = [ReplicaSpec(service, variant, piece, models[variant]) for piece in slices]
         change = await engine.apply(specs)
         alone, loaded = await _time_layout(engine, service, len(slices), cycle(inputs), plan)
+        batches = await _time_batches(engine, service, len(slices), inputs, plan, max_batch)
         for piece in dict.fromkeys(slices):
             quiet = alone[piece].timings()
             busy = loaded[piece].timings() if len(slices) > 1 else quiet
-            entry = MeasuredSlice(variant, piece, quiet, busy, change.ready_s, change.startup_cpu_s)
+            together = {size: found_s.timings() for size, found_s in batches.get(piece, {}).items()}
+            entry = MeasuredSlice(variant, piece, quiet, busy, change.ready_s, change.startup_cpu_s, together)
             found.setdefault((variant, piece), entry)
     progress(len(steps), len(steps), "")
     await engine.apply([])
@@ -178,6 +190,59 @@ async def _time_layout(
             for answer in answers[1:]:
                 loaded[slice_of[answer.replica]].add(answer)
     return alone, loaded
+
+
+def batch_sizes(max_batch: int) -> tuple[int, ...]:
+    """The sizes of batches that are timed: 2, 4, 8 … and the largest."""
+    sizes = [1 << power for power in range(1, max_batch.bit_length()) if 1 << power <= max_batch]
+    return tuple(dict.fromkeys([*sizes, *([max_batch] if max_batch > 1 else [])]))
+
+
+async def _time_batches(
+    engine: Engine, service: str, width: int, inputs: Sequence[Inputs], plan: Plan, max_batch: int
+) -> dict[Slice, dict[int, _Samples]]:
+    """Times by slice and size of a batch while every slice works; none where the model answers no batches.
+
+    A batch is one request whose rows are those of several: what the engine hands to the model is the same.
+    """
+    views, found = engine.replicas(), defaultdict[Slice, dict[int, _Samples]](dict)
+    fixed = any(spec.shape and spec.shape[0] != -1 for view in views for spec in view.inputs)
+    if max_batch < 2 or fixed or not await _answers_batches(engine, service, inputs):
+        return {}
+    slice_of = {view.id: view.spec.slice for view in views}
+    for size in batch_sizes(max_batch):
+        joined = [_joined(list(islice(cycle(inputs), start, start + size))) for start in range(len(inputs))]
+        wanted = iter(list(islice(cycle(joined), (plan.batches + 1) * width)))
+        for answers in await asyncio.gather(*(_keep_asking(engine, service, wanted) for _ in range(width))):
+            for answer in answers[1:]:
+                found[slice_of[answer.replica]].setdefault(size, _Samples()).add(answer)
+    return found
+
+
+async def _answers_batches(engine: Engine, service: str, inputs: Sequence[Inputs]) -> bool:
+    """Whether the rows of a batch are answered as each of its requests is alone."""
+    pair = list(islice(cycle(inputs), 2))
+    alone = [await _ask(engine, service, one) for one in pair]
+    try:
+        together = await engine.infer(service, InferRequest(_joined(pair)))
+    except (RequestError, ValueError):
+        return False  # it refuses another first dimension, or the inputs cannot be joined
+    for name, array in together.outputs.items():
+        if any(one.outputs[name].ndim == 0 for one in alone):
+            return False
+        expected = np.concatenate([one.outputs[name] for one in alone])
+        if array.shape != expected.shape:
+            return False
+        floats = array.dtype.kind == "f"
+        if not (
+            np.allclose(array, expected, _RELATIVE, _ABSOLUTE, equal_nan=True) if floats else (array == expected).all()
+        ):
+            return False
+    return True
+
+
+def _joined(requests: Sequence[Inputs]) -> Inputs:
+    return {name: np.concatenate([one[name] for one in requests]) for name in requests[0]}
 
 
 async def _keep_asking(engine: Engine, service: str, inputs: Any) -> list[InferResponse]:
@@ -217,7 +282,9 @@ def assemble(
         others_cores: Mean number of cores that others kept busy meanwhile.
     """
     entries = tuple(
-        SliceProfile(m.variant, m.slice, m.alone, m.loaded, line.active_w, m.startup_s, m.startup_cpu_s)
+        SliceProfile(
+            m.variant, m.slice, m.alone, m.loaded, line.active_w, m.startup_s, m.startup_cpu_s, batches=m.batches
+        )
         for m in measured
     )
     conditions = {

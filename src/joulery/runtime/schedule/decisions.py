@@ -406,12 +406,14 @@ class _Actions:
         """Release the next in line of each pool where no planned job lacks slots.
 
         The cluster starts them in order the moment a job ends, without waiting for the next look. Only jobs that any
-        running job would make room for: a wider one would keep the cluster from starting others behind it.
+        running job would make room for: a wider one would keep the cluster from starting others behind it. Where it
+        would not, the first in line is released whatever its width, so that narrower ones do not overtake it.
         """
         if not self._snapshot.self_starting:
             return
         room = {pool: max(1, slots // _NEXT_IN_LINE) for pool, slots in self._snapshot.pools.items()}
         narrowest: dict[str, int] = {}
+        led: set[str] = set()
         for running in self._jobs:
             if running.state is JobState.RUNNING:
                 narrowest[running.pool] = min(narrowest.get(running.pool, running.slots), running.slots)
@@ -420,9 +422,12 @@ class _Actions:
             if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
                 continue
             slots = min(max(want, job.min_slots), job.max_slots)
-            if job.pool in self._short or job.parts or slots > min(room.get(job.pool, 0), narrowest.get(job.pool, 0)):
+            leads = self._snapshot.overtaking and job.pool not in led
+            led.add(job.pool)
+            narrow = slots <= min(room.get(job.pool, 0), narrowest.get(job.pool, 0))
+            if job.pool in self._short or job.parts or not (narrow or leads):
                 continue
-            room[job.pool] -= slots
+            room[job.pool] = room.get(job.pool, 0) - (slots if narrow else 0)
             self._next.add(job.id)
             if job.held_by_us or job.shape != slots:
                 self._add(Start(job.id, slots), "next in line: starts when a job ends")

@@ -1,12 +1,16 @@
-"""When each waiting job is expected to start, from what is known of those before it."""
+"""When jobs are expected to start and end and what they will still cause, and what became of these forecasts."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from joulery.accounting.forecasts import ForecastScore, JobForecast, scored, with_interval
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.runtime.schedule.state import SchedulerState
 
 
@@ -74,3 +78,97 @@ def _length_s(job: ClusterJob, state: SchedulerState, slots: int) -> float:
 def _measured_s(job: ClusterJob, state: SchedulerState, slots: int) -> float:
     tally = state.tallies.get(job.id)
     return math.nan if tally is None else tally.remaining_s / slots
+
+
+def waiting_line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[ClusterJob]:
+    """The waiting jobs in the order in which they start: those of the plan, then the other ranked ones."""
+    waiting = {job.id: job for job in jobs if job.state is JobState.WAITING and not job.exempt}
+    ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
+    return [waiting[job] for job in dict.fromkeys(ranked) if job in waiting]
+
+
+def job_forecasts(
+    snapshot: ClusterSnapshot, state: SchedulerState, g_per_kwh: float, now_s: float
+) -> dict[int, tuple[JobForecast, ...]]:
+    """Forecasts of every job of which something is known, each with its interval.
+
+    The start of jobs that have not run yet; the end of running jobs that report progress; the grams that these will
+    still cause, at their joules a slot-second so far and one intensity.
+
+    Args:
+        snapshot: The cluster.
+        state: The scheduler's state.
+        g_per_kwh: Intensity expected on the mean; NaN where unknown.
+        now_s: Unix seconds.
+    """
+    found: dict[int, list[JobForecast]] = {}
+
+    def add(job: int, kind: str, amount: float, before: float = 0.0) -> None:
+        if 0.0 <= amount < math.inf:
+            low, high = with_interval(kind, amount, state.scores)
+            found.setdefault(job, []).append(JobForecast(kind, now_s, amount, low, high, before))
+
+    starts_s = expected_starts(snapshot, state, waiting_line(snapshot.jobs, state), now_s)
+    for job, start_s in starts_s.items():
+        first = (tally := state.tallies.get(job)) is None or tally.executed_s == 0.0
+        if first and start_s > now_s:  # a job that starts at once is no forecast
+            add(job, "start", start_s - now_s)
+    for running in snapshot.jobs:
+        tally = state.tallies.get(running.id)
+        if running.state is not JobState.RUNNING or tally is None or not running.slots:
+            continue
+        add(running.id, "end", tally.remaining_s / running.slots)
+        if tally.slot_s > 0.0 and tally.energy_j > 0.0:
+            joules = tally.remaining_s * tally.energy_j / tally.slot_s
+            add(running.id, "grams", joules * g_per_kwh / JOULES_PER_KWH, tally.carbon_g)
+    return {job: tuple(made) for job, made in found.items()}
+
+
+def new_forecasts(
+    snapshot: ClusterSnapshot, state: SchedulerState, g_per_kwh: float, now_s: float
+) -> Iterator[tuple[int, JobForecast]]:
+    """The first forecast of each kind of each job (:func:`job_forecasts`): those that are compared with what comes."""
+    for job, made in job_forecasts(snapshot, state, g_per_kwh, now_s).items():
+        known = {forecast.kind for forecast in state.forecasts.get(job, ())}
+        yield from ((job, forecast) for forecast in made if forecast.kind not in known)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastOutcome:
+    """A forecast whose outcome is known now.
+
+    Attributes:
+        job: The job.
+        forecast: What was expected.
+        outcome: What came, in the same unit.
+        score: The comparison.
+    """
+
+    job: int
+    forecast: JobForecast
+    outcome: float
+    score: ForecastScore
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the log: what was expected, when, and what came."""
+        made = self.forecast
+        interval = {"low": made.low, "high": made.high, "inside": self.score.inside}
+        fields = {"made_s": made.made_s, "expected": made.amount, "outcome": self.outcome}
+        return {"job": self.job, "of": made.kind, **fields, **interval}
+
+
+def outcomes(snapshot: ClusterSnapshot, state: SchedulerState, now_s: float) -> Iterator[ForecastOutcome]:
+    """Forecasts whose outcome is known: of jobs that started, and of jobs that ended well."""
+    jobs = {job.id: job for job in snapshot.jobs if job.id in state.forecasts}
+    for number, job in jobs.items():
+        for forecast in state.forecasts[number]:
+            outcome = math.nan
+            if forecast.kind == "start" and job.state is JobState.RUNNING:
+                outcome = (now_s if math.isnan(job.start_s) else job.start_s) - forecast.made_s
+            elif forecast.kind == "end" and job.state is JobState.DONE:
+                outcome = now_s - forecast.made_s
+            elif forecast.kind == "grams" and job.state is JobState.DONE and number in state.tallies:
+                outcome = state.tallies[number].carbon_g - forecast.before
+            if not math.isnan(outcome):
+                outcome = max(0.0, outcome)
+                yield ForecastOutcome(number, forecast, outcome, scored(forecast, outcome))

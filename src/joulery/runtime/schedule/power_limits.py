@@ -17,66 +17,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import JouleryError
-from joulery.domain.gpu.device import DeviceSpec, PowerSetting, lease_name
-from joulery.domain.ports import Device
+from joulery.domain.gpu.device import PowerSetting
 from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
+from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.store.jobs import JobLimitBook
 
 _REPORTS = 10
 """Changes of a job's progress within a trial that make it its measure of work."""
 _PATIENCE_S = 30.0
 """How long the last step may take."""
-
-
-class Activity(Protocol):
-    """What a device has done so far."""
-
-    def read(self, now_s: float) -> tuple[float, float]:
-        """Energy, J, and busy cycles, in millions; NaN while it does not answer."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedDevice:
-    """A GPU, or the CPUs of the machine, whose power may be limited.
-
-    Attributes:
-        number: The board's own number, as placements name it; 0 for the CPUs.
-        label: ``gpu:0`` …, ``cpu``.
-        device: Its power limit.
-        spec: How the watchdog opens it.
-        activity: Its energy and busy cycles.
-        model: What the vendor calls it.
-        uuid: Its identity, for the name of its lease.
-        full_w: The limit it had before, W.
-        low_w: The lowest limit it takes, W.
-        parts: Parts that have this limit each: packages of the CPUs.
-    """
-
-    number: int
-    label: str
-    device: Device[PowerSetting]
-    spec: DeviceSpec
-    activity: Activity
-    model: str
-    uuid: str
-    full_w: float
-    low_w: float
-    parts: int = 1
-
-    def limit_w(self, ratio: float) -> float:
-        """The limit that is set for a share of full power, W."""
-        return max(self.low_w, ratio * self.full_w)
-
-    @property
-    def lease(self) -> str:
-        """The name of its lease."""
-        return lease_name(self.uuid or self.label, self.spec.knob)
 
 
 @dataclass(slots=True)

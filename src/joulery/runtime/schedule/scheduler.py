@@ -37,16 +37,20 @@ from joulery.runtime.schedule.decisions import (
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
+from joulery.runtime.schedule.expected import new_forecasts, outcomes
 from joulery.runtime.schedule.free_slots import FreeSlots
 from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
     SchedulerState,
     apply_event,
     compacted,
+    forecast_event,
     job_document,
     plan_event,
     replay,
+    scored_fields,
     tallies_event,
 )
 from joulery.store.journal import Journal, read_back
@@ -55,8 +59,7 @@ COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
 
 
-_PAUSE_S = 300.0
-"""Without the rights to change jobs nothing is tried for this long."""
+_MEASUREMENTS = ("tallies", "forecast", "scored")
 _REFUSED_QUANTA = 4
 _PATIENCE_QUANTA = 3
 _LEAST_PROGRESS = 0.02
@@ -140,6 +143,7 @@ class Scheduler:
         self._check_policy()
         self._looked_s, self._compact_bytes = math.nan, COMPACT_BYTES
         self._first, self._pause_end_s = True, -math.inf
+        self._reader = SnapshotReader(backend, log)
         self._shadowed: dict[int, ClusterAction] = {}
         self._fitting: dict[int, bool] = {}
         self._grams_of: dict[str, str] = {}
@@ -155,12 +159,10 @@ class Scheduler:
             round_now: Make a round even if none is due.
         """
         tick = TickResult()
-        try:
-            tick.snapshot = snapshot = self._backend.snapshot()
-        except (CapabilityError, DataError) as error:
-            self._log("unreachable", {"text": str(error)})
+        if (snapshot := self._reader.read(now_s)) is None:
             self._looked_s = math.nan
             return tick
+        tick.snapshot = snapshot
         if self._first:
             self._first = False
             for planned in orphaned_holds(snapshot, frozenset(j.id for j in snapshot.jobs if self.state.knows(j.id))):
@@ -173,6 +175,7 @@ class Scheduler:
         tick.snapshot = snapshot = self._judged(snapshot, now_s)
         self._close_month(now_s)
         self._count(snapshot, now_s, elapsed_s)
+        self._check_forecasts(snapshot, now_s)
         self._forget(snapshot)
         if round_now or self._due(now_s):
             tick.round = True
@@ -180,12 +183,16 @@ class Scheduler:
             self.record("plan", **plan_event(self.state, **changes))
         tick.reorder = self._queue_new(snapshot, now_s) or tick.round
         self._adopt(snapshot)
-        paused = 0 < self._pause_end_s - now_s <= _PAUSE_S  # a clock that was set back ends it
+        paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
+            if tick.round and self._mode is Mode.ACT:
+                g_per_kwh = self._intensity.grid(now_s).mean_g_per_kwh
+                for job, forecast in new_forecasts(snapshot, self.state, g_per_kwh, now_s):
+                    self.record(**forecast_event(job, forecast))
             self._act(snapshot, now_s, tick)
             if tick.refused:
-                self._pause_end_s = now_s + _PAUSE_S
-                self._log("note", {"text": f"no rights: nothing is tried for {_PAUSE_S:g} s. {tick.refused}"})
+                self._pause_end_s = now_s + PAUSE_S
+                self._log("note", {"text": f"no rights: nothing is tried for {PAUSE_S:g} s. {tick.refused}"})
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -197,7 +204,8 @@ class Scheduler:
         Decisions are on the disk before they are acted on; measurements are, with the next decision.
         """
         journaled = self._mode is not Mode.ADVISE
-        event = self._journal.append(kind, sync=kind != "tallies", **fields) if journaled else read_back(kind, fields)
+        sync = kind not in _MEASUREMENTS
+        event = self._journal.append(kind, sync=sync, **fields) if journaled else read_back(kind, fields)
         self.state = apply_event(self.state, event)
 
     def _check_policy(self) -> None:
@@ -343,6 +351,12 @@ class Scheduler:
             self.record("unsaved", job=job.id)
             self._log("note", {"text": f"job {job.id} saves no progress: it is not stopped again", "job": job.id})
 
+    def _check_forecasts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Record and log what became of forecasts."""
+        for known in outcomes(snapshot, self.state, now_s):
+            self.record("scored", job=known.job, **scored_fields(known.score))
+            self._log("forecast", known.as_dict())
+
     def _forget(self, snapshot: ClusterSnapshot) -> None:
         """Jobs that are over, or that the cluster no longer knows, leave the state; their cost goes to the log."""
         alive = {job.id for job in snapshot.jobs if not job.state.over}
@@ -456,7 +470,7 @@ def release_all(backend: ClusterBackend) -> list[int]:
             f"{len(left)} jobs stay held",
             applied=tuple(f"released {job}" for job in released),
             left_dirty=tuple(left),
-            hint="scontrol release JOB",
+            hint="scontrol release JOB; with Kueue: kubectl edit workload NAME, spec.active: true",
         )
     return released
 

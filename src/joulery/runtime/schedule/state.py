@@ -19,6 +19,8 @@ event          fields
 ``unsaved``    ``job``: its progress after a stop is less than half of that before: it is never stopped again
 ``lengths``    ``slot_s``: slot-seconds of the jobs that ended last; a compacted journal has it
 ``month``      ``month``: a calendar month began, UTC; what each job had cost until then is in the log
+``forecast``   ``job`` and the fields of a forecast of it
+``scored``     ``job``, ``of``, ``error``, ``inside``: what became of a forecast
 ``gone``       ``job``: the job ended, or the cluster no longer knows it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
@@ -32,6 +34,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from joulery.accounting.forecasts import ForecastScore, JobForecast, kept
 from joulery.accounting.training_jobs import JobWindow, Tally
 from joulery.domain.quality import Quality
 from joulery.policies.training.service_order import ENDED_JOBS
@@ -68,6 +71,8 @@ class SchedulerState:
         holds: How many jobs with a deadline may still do so, by pool.
         ended_slot_s: Slot-seconds of the jobs that ended last, oldest first.
         month: Calendar month of the last look, UTC, as ``2026-11``; empty before the first.
+        forecasts: Forecasts of a job whose outcome is not known yet, by job.
+        scores: What became of the last forecasts, oldest first.
     """
 
     policy: Mapping[str, Any] | None = None
@@ -91,6 +96,8 @@ class SchedulerState:
     holds: Mapping[str, int] = field(default_factory=dict)
     ended_slot_s: tuple[float, ...] = ()
     month: str = ""
+    forecasts: Mapping[int, tuple[JobForecast, ...]] = field(default_factory=dict)
+    scores: tuple[ForecastScore, ...] = ()
 
     def knows(self, job: int) -> bool:
         """Whether anything was decided for this job."""
@@ -129,9 +136,22 @@ def compacted(state: SchedulerState) -> list[dict[str, Any]]:
         events.append({"kind": "lengths", "slot_s": state.ended_slot_s})
     if state.month:
         events.append({"kind": "month", "month": state.month})
+    events += [forecast_event(job, one) for job, made in state.forecasts.items() for one in made]
+    events += [{"kind": "scored", "job": 0, **scored_fields(score)} for score in state.scores]
     events += [{"kind": "released", "job": job, "at_s": at_s} for job, at_s in state.released_s.items()]
     events += [{"kind": "refused", "job": job, "until_s": t, "text": text} for job, (t, text) in state.refused.items()]
     return [*events, *({"kind": "unsaved", "job": job} for job in sorted(state.unsaved))]
+
+
+def forecast_event(job: int, forecast: JobForecast) -> dict[str, Any]:
+    """The event that a forecast was made; its kind is named ``of``."""
+    fields = {name: value for name, value in asdict(forecast).items() if name != "kind"}
+    return {"kind": "forecast", "job": job, "of": forecast.kind, **fields}
+
+
+def scored_fields(score: ForecastScore) -> dict[str, Any]:
+    """The fields of a ``scored`` event without the job."""
+    return {"of": score.kind, "error": score.error, "inside": score.inside}
 
 
 def plan_event(state: SchedulerState, **changes: Any) -> dict[str, Any]:
@@ -266,6 +286,7 @@ def _follows(state: SchedulerState, event: Event) -> SchedulerState:
         priority=_moved(state.priority, old, new),
         unsaved=_in_place(state.unsaved, old, new),
         patient=_in_place(state.patient, old, new),
+        forecasts=_moved(state.forecasts, old, new),
         waiting=tuple((new if job == old else job, slots) for job, slots in state.waiting),
     )
 
@@ -287,6 +308,7 @@ def _gone(state: SchedulerState, event: Event) -> SchedulerState:
         refused=_without(state.refused, job),
         unsaved=state.unsaved - {job},
         patient=state.patient - {job},
+        forecasts=_without(state.forecasts, job),
         waiting=tuple(entry for entry in state.waiting if entry[0] != job),
     )
 
@@ -303,6 +325,21 @@ def _lengths(state: SchedulerState, event: Event) -> SchedulerState:
 
 def _month(state: SchedulerState, event: Event) -> SchedulerState:
     return replace(state, month=str(event["month"]))
+
+
+def _forecast(state: SchedulerState, event: Event) -> SchedulerState:
+    job, of = int(event["job"]), str(event["of"])
+    numbers = {name: float(_number(event[name])) for name in ("made_s", "amount", "low", "high", "before")}
+    others = tuple(one for one in state.forecasts.get(job, ()) if one.kind != of)
+    return replace(state, forecasts={**state.forecasts, job: (*others, JobForecast(of, **numbers))})
+
+
+def _scored(state: SchedulerState, event: Event) -> SchedulerState:
+    job, of, inside = int(event["job"]), str(event["of"]), event["inside"]
+    score = ForecastScore(of, float(event["error"]), None if inside is None else bool(inside))
+    left = tuple(one for one in state.forecasts.get(job, ()) if one.kind != of)
+    others = _without(state.forecasts, job)
+    return replace(state, forecasts={**others, job: left} if left else others, scores=kept(state.scores, score))
 
 
 def _tallies(state: SchedulerState, event: Event) -> SchedulerState:
@@ -328,6 +365,8 @@ _CHANGES: Mapping[str, Callable[[SchedulerState, Event], SchedulerState]] = {
     "released": _released,
     "refused": _refused,
     "unsaved": _unsaved,
+    "forecast": _forecast,
+    "scored": _scored,
     "gone": _gone,
     "lengths": _lengths,
     "month": _month,

@@ -185,6 +185,7 @@ def _served(session: ServingSession, one: RunningService, requests: RequestColum
         periods=tuple((each.from_s, each.until_s) for each in one.periods),
         audit=one.audit,
         tally=one.tally,
+        floor_ratio=one.floor_ratio,
         shadow={} if one.shadow is None else {one.shadow.variant: np.array(one.shadow.ratios)},
     )
 

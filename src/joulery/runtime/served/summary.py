@@ -22,11 +22,11 @@ from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.profile import SliceProfile
 from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
-from joulery.perf.confidence import mixed_interval, share_interval
 from joulery.perf.counterfactual import STEERED_RATIO, Counterfactual, CounterfactualAnswers, compare
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.messages import short
 from joulery.policies.switchback import AuditTally, Switchback
+from joulery.runtime.served.accuracy import accuracy_figures
 from joulery.runtime.served.measured_baseline import (
     MeasuredBaseline,
     PeriodEnergy,
@@ -66,6 +66,7 @@ class ServedService:
         tally: What became of its periods; None where it was not audited.
         shadow: Live over modelled cost of each shadow replay, by variant.
         labels: Of each variant, how many labelled answers were right, and how many were labelled.
+        floor_ratio: The accuracy that its answers were to keep in the mean; 0 for none.
     """
 
     requests: RequestColumns
@@ -84,6 +85,7 @@ class ServedService:
     tally: AuditTally | None = None
     shadow: Mapping[str, FloatArray] = field(default_factory=dict)
     labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    floor_ratio: float = 0.0
 
     @cached_property
     def measured(self) -> MeasuredBaseline | None:
@@ -216,11 +218,10 @@ def compared(served: ServedService) -> Counterfactual | None:
         return None
     instances = {layout: predictor.instances(layout) for _, layout in served.layouts}
     ran: list[tuple[float, Sequence[SliceProfile]]] = [(at_s, instances[layout]) for at_s, layout in served.layouts]
-    names = served.requests.variants
     modelled = compare(
         CounterfactualAnswers(
             answered["arrival_s"],
-            [names[code] for code in answered["variant"].tolist()],
+            [served.requests.variants[code] for code in answered["variant"].tolist()],
             answered["cpu_s"],
             answered["end_s"] - answered["arrival_s"],
             _intensities(served, answered),
@@ -231,6 +232,7 @@ def compared(served: ServedService) -> Counterfactual | None:
         overhead_s=predictor.overhead_s,
         seed=served.seed,
         shadow=served.shadow,
+        batch_delay_s=predictor.batch_delay_s,
     )
     if served.measured is None:
         return modelled
@@ -300,7 +302,7 @@ def _service(served: ServedService, shares: EnergyShares, found: Counterfactual 
         "slo_quantile": served.slo.quantile,
         "slo_met": bool(answered) and _quantile(latency_s, served.slo.quantile) <= served.slo.latency_s,
         "attainment_ratio": float(np.mean(latency_s <= served.slo.latency_s)) if answered else math.nan,
-        **_accuracy_figures(served, variants),
+        **accuracy_figures(served.family, served.labels, variants, served.floor_ratio),
         "requests_j": served.requests_cpu_s * shares.joules_per_cpu_s,
         "requests_cpu_s": served.requests_cpu_s,
         "variants": variants,
@@ -469,31 +471,6 @@ def _extra(ticks: Sequence[Tick], served: ServedService, found: Counterfactual) 
     actual, base = so_far(answered["cpu_s"]), so_far(found.base_cpu_s)
     factors = np.array([1.0, found.low_factor, found.high_factor])
     return np.asarray(base[:, None] * factors - actual[:, None])
-
-
-def _accuracy_figures(served: ServedService, variants: Mapping[str, float]) -> dict[str, Any]:
-    """The accuracy weighted by requests: observed where every variant that answered has labels, else declared."""
-    sources = dict.fromkeys(variant.accuracy_source for variant in served.family.variants)
-    declared = math.fsum(share * served.family[name].accuracy_ratio for name, share in variants.items())
-    weighed = [(share, served.labels.get(name, (0, 0))) for name, share in variants.items() if share > 0]
-    figures: dict[str, Any] = {
-        "accuracy_ratio": declared if variants else math.nan,
-        "accuracy_declared_ratio": declared if variants else math.nan,
-        "accuracy_basis": "declared",
-        "accuracy_labels": sum(count for _, count in served.labels.values()),
-        "accuracy_source": f"{served.family.accuracy_metric}, {'; '.join(sources)}, weighted by requests",
-    }
-    if not weighed or not all(count for _, (_, count) in weighed):
-        return figures
-    found = mixed_interval([(share, share_interval(right, count, 0.95)) for share, (right, count) in weighed])
-    return {
-        **figures,
-        "accuracy_ratio": found.point,
-        "accuracy_low_ratio": found.low,
-        "accuracy_high_ratio": found.high,
-        "accuracy_basis": "observed",
-        "accuracy_source": "share of the labelled answers that were right, by variant, weighted by requests",
-    }
 
 
 def _quantile(values: FloatArray, quantile: float) -> float:

@@ -16,8 +16,9 @@ from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.ports import Admission, Backlog, Engine, Steering
 from joulery.domain.serving.engine import ModelRef, Outcome, QueuedRequest, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.mix import OWN, VariantMix
-from joulery.domain.serving.service import Slo
+from joulery.domain.serving.service import Slice, Slo
 from joulery.perf.switchback import MIN_PERIODS
+from joulery.policies.family_change import FAMILY
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, tail_latency_s
@@ -137,6 +138,7 @@ class PolicyControl:
         """Go on with new objectives, or with another policy."""
         one, driver = self._services[revision.setup.name], self._by_name[revision.setup.name]
         one.setup, one.chosen = revision.setup, revision.chosen
+        one.profile = one.chosen.predictor.profile
         driven = one.chosen.driven
         if revision.anew:
             driver.change(driven)
@@ -228,11 +230,13 @@ class PolicyControl:
             one.setup.slice_assignment,
             chosen.loaded if steers else (),
             chosen.replica_bytes,
+            chosen.batches,
+            chosen.predictor.batch_delay_s,
         )
         async with self._changing:
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
-                if decision.kind == TRY_LAYOUT and one.sampling is not None:
+                if one.sampling is not None and (decision.kind == TRY_LAYOUT or decision.cause == FAMILY):
                     one.sampling.begin(unix_s())
                 if decision.kind != KEEP_LAYOUT:
                     one.layouts.append((unix_s(), Layout.parse(decision.value)))
@@ -298,6 +302,7 @@ class ServiceObserver:
             loaded=loaded_variants(self.engine, self.window.service),
             mix=self.engine.mix(self.window.service) if hasattr(self.engine, "mix") else OWN,
             occupied_s=occupied_s(records),
+            batched=batched(records),
             tail_latency_s=_tail_latency_s(records, now_s),
         )
 
@@ -324,12 +329,22 @@ def loaded_variants(engine: Engine, service: str) -> tuple[str, ...]:
 
 
 def occupied_s(records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Mean seconds that an answered request of each variant kept its replica busy."""
+    """Mean seconds that an answered request of each variant kept its replica busy; an equal part of its batch's."""
     times_s: dict[str, list[float]] = {}
     for record in records:
         if record.outcome is Outcome.OK and record.end_s > record.start_s:
-            times_s.setdefault(record.variant, []).append(record.end_s - record.start_s)
+            times_s.setdefault(record.variant, []).append((record.end_s - record.start_s) / record.batch)
     return {variant: math.fsum(took) / len(took) for variant, took in sorted(times_s.items())}
+
+
+def batched(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """Mean requests of the batches that each variant answered; none where all were answered one by one."""
+    shares: dict[str, list[float]] = {}
+    for record in records:
+        if record.outcome is Outcome.OK:
+            shares.setdefault(record.variant, []).append(1.0 / record.batch)
+    found = {variant: len(mine) / math.fsum(mine) for variant, mine in sorted(shares.items())}
+    return found if any(size > 1.0 for size in found.values()) else {}
 
 
 def running_layout(engine: Engine, service: str) -> Layout | None:
@@ -353,6 +368,8 @@ class LayoutActuator:
         slice_assignment: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
         loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
         replica_bytes: Memory that a replica may reach by that; 0 for no bound.
+        batches: Requests that a variant answers together on a slice, where that is more than one.
+        batch_delay_s: How long a batch that is not full waits for more requests.
     """
 
     engine: Engine
@@ -361,6 +378,8 @@ class LayoutActuator:
     slice_assignment: SliceAssignment = field(default_factory=dict)
     loaded: tuple[str, ...] = ()
     replica_bytes: int = 0
+    batches: Mapping[tuple[str, Slice], int] = field(default_factory=dict)
+    batch_delay_s: float = 0.0
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
         """Carry out one decision; its outcome, and a sentence about what changed.
@@ -403,6 +422,8 @@ class LayoutActuator:
                 item.variant,
                 item.slice,
                 self.models[item.variant],
+                batch=self.batches.get((item.variant, item.slice), 1),
+                max_delay_s=self.batch_delay_s if (item.variant, item.slice) in self.batches else 0.0,
                 device=device,
                 warm=tuple((name, self.models[name]) for name in self.loaded if name != item.variant),
                 memory_bytes=self.replica_bytes,

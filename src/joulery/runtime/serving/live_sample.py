@@ -126,7 +126,7 @@ def _from_empty(records: Sequence[RequestRecord], replicas: int, since_s: float)
     """Latencies, seconds, had the queue been empty when the sample began.
 
     The layout's replicas serve the sample's requests in order of arrival, each as long as it really took, without the
-    requests that came before.
+    requests that came before. A request of a batch keeps its replica for its part of the batch's time.
     """
     free = [since_s] * replicas
     found = []
@@ -135,7 +135,8 @@ def _from_empty(records: Sequence[RequestRecord], replicas: int, since_s: float)
             found.append(math.inf)
             continue
         start_s = min(max(record.arrival_s, free[0]), record.start_s)
-        end_s = start_s + record.end_s - record.start_s
-        heapq.heapreplace(free, end_s)
+        took_s = record.end_s - record.start_s
+        end_s = start_s + took_s
+        heapq.heapreplace(free, start_s + took_s / record.batch)
         found.append(end_s - record.arrival_s if record.outcome is Outcome.OK else math.inf)
     return found

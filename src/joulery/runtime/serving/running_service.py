@@ -39,6 +39,8 @@ class ServiceSetup:
         candidates: The layouts to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
         slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
+        max_batch: Requests that a replica may answer together.
+        batch_delay_s: How long a batch that is not full waits for more requests.
     """
 
     name: str
@@ -51,6 +53,8 @@ class ServiceSetup:
     candidates: tuple[Layout, ...]
     gpus: tuple[str, ...] = ()
     slice_assignment: SliceAssignment = field(default_factory=dict)
+    max_batch: int = 1
+    batch_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +88,12 @@ class PolicyBinding:
     shares: Weights = ()
 
     @property
+    def batches(self) -> dict[tuple[str, Slice], int]:
+        """Requests that a variant answers together on a slice, where that is more than one."""
+        entries = self.predictor.profile.entries
+        return {(entry.variant, entry.slice): entry.max_batch for entry in entries if entry.batches}
+
+    @property
     def driven(self) -> ServicePolicy | AuditedPolicy | TrafficSplit:
         """The policy that the service's loop steps: with periods of the baseline where it is audited."""
         if self.shares:
@@ -105,7 +115,8 @@ class RunningService:
         sampling: The sample of the layout on trial; None where nothing is tried.
         layouts: ``(from_s, layout)``: which layout served from when.
         advised: The latest decision, where it is not carried out.
-        planned_rps: The demand of its plan, where a plan decides.
+        planned_rps, planned_floor_ratio: The demand of its plan, and the accuracy that the plan keeps, where a plan
+            decides.
         periods: When the baseline served and was measured.
         tally: What became of the periods of its audit; None where it is not audited.
         shadow: Its shadow replays; None where there are none.
@@ -121,6 +132,7 @@ class RunningService:
     layouts: list[tuple[float, Layout]] = field(default_factory=list)
     advised: Layout | None = None
     planned_rps: float = math.nan
+    planned_floor_ratio: float = 0.0
     periods: list[BaselinePeriod] = field(default_factory=list)
     tally: AuditTally | None = None
     shadow: ShadowReplays | None = None
@@ -134,6 +146,11 @@ class RunningService:
     def rate_rps(self) -> float:
         """The demand it is planned for."""
         return self.planned_rps if self.chosen is None else self.chosen.rate_rps
+
+    @property
+    def floor_ratio(self) -> float:
+        """The accuracy that its answers keep in the mean; 0 for none."""
+        return self.planned_floor_ratio if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio
 
     @property
     def accuracy_ratio(self) -> dict[str, float]:
@@ -158,5 +175,5 @@ class RunningService:
             self.setup.slo.latency_s,
             self.setup.slo.quantile,
             tuple((variant.name, variant.accuracy_ratio) for variant in ordered),
-            0.0 if self.chosen is None else self.chosen.policy.objectives.minimum_accuracy_ratio,
+            self.floor_ratio,
         )

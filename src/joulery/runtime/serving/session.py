@@ -37,6 +37,7 @@ from joulery.runtime.serving.driver import FAILED, LiveDriver
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.limiting import PowerLimitController
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.steady_time import unix_s
@@ -160,6 +161,10 @@ class ServingSession:
     def govern(self, keeper: ClockController) -> None:
         """Have a device's clock governed while the services run."""
         self._governors.append(keeper.driver(self.writer.log, self._add_clock_decision))
+
+    def limit(self, controller: PowerLimitController) -> None:
+        """Have a device's power limited while the services run."""
+        self._governors.append(controller.driver(self.history))
 
     def steer(self, family: LanguageFamily) -> None:
         """Have the requests of a family of language models follow its policy while the services run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from joulery.perf.power.training_power import POWER_LIMITS, RTX3090_W, JobClass
 from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
@@ -96,20 +97,20 @@ def learned_limits(
 
     The time of the search counts as full power throughout, although the job runs under some limit for most of it.
     """
-    found = {}
-    for job in classes:
-        response = _response(job)
-        run = run_limited_job(tuner, response, tuner.review_s, full_w=job.gpu_w, board_w=board_w)
-        again = run_limited_job(
-            tuner, response, tuner.review_s, full_w=job.gpu_w, board_w=board_w, known=run.state.points
-        )
-        ratio = tuner.best(run.state.points, run.state.full_w, board_w).ratio
-        found[job.name] = LearnedLimit(ratio, run.settled_s, min(run.settled_s, again.settled_s))
-    return found
+    return {job.name: _learned_limit(job.measured_name, job.gpu_w, tuner, board_w) for job in classes}
 
 
-def _response(job: JobClass) -> Response:
+@lru_cache(maxsize=4096)
+def _learned_limit(measured_name: str, gpu_w: float, tuner: PowerLimitTuner, board_w: float) -> LearnedLimit:
+    response = _response(measured_name)
+    run = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w)
+    again = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w, known=run.state.points)
+    ratio = tuner.best(run.state.points, run.state.full_w, board_w).ratio
+    return LearnedLimit(ratio, run.settled_s, min(run.settled_s, again.settled_s))
+
+
+def _response(measured_name: str) -> Response:
     def response(ratio: float) -> tuple[float, float]:
-        return POWER_LIMITS[ratio][job.name] if ratio < 1 else (1.0, 1.0)
+        return POWER_LIMITS[ratio][measured_name] if ratio < 1 else (1.0, 1.0)
 
     return response

@@ -15,11 +15,12 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import DataError
-from joulery.perf.power.training_power import RTX3090_CLASSES, power_table, widened
+from joulery.perf.power.training_power import RTX3090_CLASSES, JobClass, power_table
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.plant import Jobs
+from joulery.sim.training.site_machines import SiteMachines, classes_of
 from joulery.sim.training.study import Setting, run_scheme
 
 BASE = "fifo"
@@ -79,6 +80,7 @@ def savings(
     policy: str,
     cluster_gpus: int,
     samples: int = 10,
+    machines: SiteMachines | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Savings:
     """Simulate past jobs under another scheduler.
@@ -89,8 +91,9 @@ def savings(
         gpus: On how many GPUs, int64[n].
         carbon: The intensity from then on.
         policy: As :func:`~joulery.sim.training.study.scheme` reads it.
-        cluster_gpus: GPUs of the cluster, two a node.
+        cluster_gpus: GPUs of the cluster.
         samples: How often the unrecorded values are drawn.
+        machines: Its nodes, and the power of its jobs where known; nodes of two GPUs and drawn powers when None.
         progress: Receives the number of samples done and in all.
 
     Raises:
@@ -99,12 +102,14 @@ def savings(
     """
     if not len(submit_s):
         raise DataError("no job held a GPU: nothing can be saved")
-    nodes = -(-cluster_gpus // 2)
+    machines = SiteMachines() if machines is None else machines
+    nodes = -(-cluster_gpus // machines.node.gpus)
     pairs = []
     for sample in range(samples):
         rng = Streams(sample)("unrecorded")
-        setting = Setting(nodes=nodes, restart_s=float(30.0 * 10.0 ** rng.uniform(0.0, 1.0)), silent=True)
-        jobs = _sampled_jobs(submit_s, elapsed_s, gpus, rng)
+        restart_s = float(30.0 * 10.0 ** rng.uniform(0.0, 1.0))
+        jobs, classes = _sampled_jobs(submit_s, elapsed_s, gpus, rng, machines)
+        setting = Setting(nodes=nodes, node=machines.node, restart_s=restart_s, silent=True, classes=classes)
         pairs.append((run_scheme(policy, setting, jobs, carbon), run_scheme(BASE, setting, jobs, carbon)))
         progress(sample + 1, samples)
 
@@ -115,7 +120,7 @@ def savings(
     return Savings(
         policy,
         len(submit_s),
-        2 * nodes,
+        machines.node.gpus * nodes,
         samples,
         change(lambda run: run.cluster_kg),
         change(lambda run: run.cluster_kwh),
@@ -125,10 +130,13 @@ def savings(
     )
 
 
-def _sampled_jobs(submit_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray, rng: np.random.Generator) -> Jobs:
-    """Jobs of made-up kinds whose work on one GPU gives the elapsed times on the GPUs they had."""
-    kind = rng.integers(0, len(RTX3090_CLASSES), len(gpus))
+def _sampled_jobs(
+    submit_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray, rng: np.random.Generator, machines: SiteMachines
+) -> tuple[Jobs, tuple[JobClass, ...]]:
+    """Jobs of made-up kinds whose work on one GPU gives the elapsed times on the GPUs they had, and these kinds."""
+    drawn = rng.integers(0, len(RTX3090_CLASSES), len(gpus))
     widest = max(_MOST_GPUS, int(gpus.max()))
-    table = power_table(widened(RTX3090_CLASSES, widest), Setting().node)
+    classes, kind = classes_of(drawn, gpus, machines, widest)
+    table = power_table(classes, machines.node)
     work_s = elapsed_s * table.speedup[kind, gpus]
-    return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS))
+    return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS)), classes

@@ -57,6 +57,7 @@ class Setting:
         quantum_s: Distance of the rounds.
         belief: The schedulers' forecast of intensity; None for the truth.
         silent: No job reports progress; otherwise schedulers know the work left exactly.
+        classes: The kinds of jobs; ``Jobs.kind`` counts them.
     """
 
     nodes: int = 32
@@ -68,15 +69,15 @@ class Setting:
     quantum_s: float = 1800.0
     belief: Intensity | None = None
     silent: bool = False
+    classes: tuple[JobClass, ...] = RTX3090_CLASSES
 
     def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
         """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
         table, full = (
-            power_table(widened(classes, widest), self.node)
-            for classes in (scheme.classes(RTX3090_CLASSES), RTX3090_CLASSES)
+            power_table(widened(classes, widest), self.node) for classes in (scheme.classes(self.classes), self.classes)
         )
         sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
-        learning_s = None if scheme.tuner is None else _learning_s(scheme.tuner)
+        learning_s = None if scheme.tuner is None else _learning_s(scheme.tuner, self.classes)
         return Cluster(
             self.nodes,
             self.node,
@@ -155,13 +156,18 @@ def _limited_to(limit_ratio: float, classes: tuple[JobClass, ...]) -> tuple[JobC
 
 
 def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ...]:
-    return limited(classes, zeus_limits(classes, RTX3090_W, eta))
+    return limited(classes, zeus_limits(classes, _board_w(classes), eta))
 
 
-def _learning_s(tuner: PowerLimitTuner) -> tuple[FloatArray, FloatArray]:
+def _board_w(classes: tuple[JobClass, ...]) -> float:
+    """The power limit of the boards; at least what the most demanding job takes."""
+    return max(RTX3090_W, *(job.gpu_w for job in classes))
+
+
+def _learning_s(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[FloatArray, FloatArray]:
     """How long each kind runs at full power before its limit is known: new jobs, and jobs that go on."""
-    found = learned_limits(RTX3090_CLASSES, tuner)
-    limits = [found[job.name] for job in RTX3090_CLASSES]
+    found = learned_limits(classes, tuner, _board_w(classes))
+    limits = [found[job.name] for job in classes]
 
     def by_kind(times_s: Sequence[float]) -> FloatArray:
         limited_s = [time_s if limit.ratio < 1 else math.inf for limit, time_s in zip(limits, times_s, strict=True)]
@@ -171,7 +177,8 @@ def _learning_s(tuner: PowerLimitTuner) -> tuple[FloatArray, FloatArray]:
 
 
 def _learned(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
-    return limited(classes, {name: limit.ratio for name, limit in learned_limits(classes, tuner).items()})
+    found = learned_limits(classes, tuner, _board_w(classes))
+    return limited(classes, {name: limit.ratio for name, limit in found.items()})
 
 
 def _lean(kind: str, about: str) -> Scheme:

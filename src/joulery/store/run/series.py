@@ -61,7 +61,8 @@ def write_series(folder: Path, name: str, columns: Mapping[str, Any]) -> None:
         raise DataError(f"columns of a series must be equally long, got {lengths}", file=str(folder / name))
     plain, parquet = folder / f"{name}.npz", folder / f"{name}.parquet"
     if find_spec("pyarrow") is None:
-        write_atomically(plain, lambda file: np.savez_compressed(file, allow_pickle=False, **_arrays(columns)))
+        arrays: dict[str, Any] = dict(_arrays(columns))  # no option beside: numpy before 2.1 writes it as an array
+        write_atomically(plain, lambda file: np.savez_compressed(file, **arrays))
         parquet.unlink(missing_ok=True)
     else:
         _write_parquet(parquet, columns)

@@ -17,6 +17,7 @@ _AREAS = {
     "settings": "Settings: what can be changed",
     "carbon": "Carbon: where the intensity comes from",
     "slurm": "Slurm: rights of this user",
+    "kueue": "Kueue: rights of this user",
 }
 
 
@@ -24,17 +25,18 @@ _AREAS = {
 @click.option("--reset", is_flag=True, help="Set every leased setting (clocks, partitions) back.")
 @click.option("--guard", is_flag=True, help="Revert leased settings of ended containers and processes until stopped.")
 @click.option("--slurm", "with_slurm", is_flag=True, help="Test the rights in Slurm with a held job, then cancel it.")
+@click.option("--kueue", "with_kueue", is_flag=True, help="Ask Kubernetes for this user's rights in Kueue.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(reset: bool, guard: bool, with_slurm: bool, as_json: bool) -> None:
+def command(reset: bool, guard: bool, with_slurm: bool, with_kueue: bool, as_json: bool) -> None:
     """Check what joulery can read and set on this machine, what is missing, and the exact line that grants it.
 
-    Without --reset, --guard and --slurm nothing is changed, and no network is touched. Settings of a controller are
-    leased and listed; each reverts when its controller stops or dies. A container's controllers need --guard outside
-    of the container, over the same folder (/var/lib/joulery).
+    Without --reset, --guard, --slurm and --kueue nothing is changed, and no network is touched. Settings of a
+    controller are leased and listed; each reverts when its controller stops or dies. A container's controllers need
+    --guard outside of the container, over the same folder (/var/lib/joulery).
     """
     from dataclasses import asdict
 
-    from joulery.app.doctor import examine, machine_in_words, slurm
+    from joulery.app.doctor import examine, kueue, machine_in_words, slurm
     from joulery.app.wiring.leases import lease_statuses
 
     if reset and guard:
@@ -42,7 +44,8 @@ def command(reset: bool, guard: bool, with_slurm: bool, as_json: bool) -> None:
     if reset or guard:
         _guard() if guard else _reset(as_json)
         return
-    machine, found = machine_in_words(), (*examine(), *(slurm() if with_slurm else ()))
+    asked = (*(slurm() if with_slurm else ()), *(kueue() if with_kueue else ()))
+    machine, found = machine_in_words(), (*examine(), *asked)
     if as_json:
         checks = [asdict(check) for check in found]
         leases = [lease.as_dict() for lease in lease_statuses()]

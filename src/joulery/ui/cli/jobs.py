@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 @click.option("--site", type=click.Path(path_type=Path), default=Path("site.yaml"), help="The site file (site.yaml).")
 @cluster_option
 @click.option("--cancel", type=int, metavar="ID", help="End this job for good (backend local).")
+@click.option("--forecasts", is_flag=True, help="How good the forecasts of starts, ends and grams were.")
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve the scheduler's screen there until Ctrl-C.")
 @html_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    site: Path, cluster: str | None, cancel: int | None, listen: str | None, html: Path | None, as_json: bool
+    site: Path,
+    cluster: str | None,
+    cancel: int | None,
+    forecasts: bool,
+    listen: str | None,
+    html: Path | None,
+    as_json: bool,
 ) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far; why a job waits, until when."""
     from joulery.app.schedule import cancel_job, list_jobs
@@ -37,6 +45,9 @@ def command(
     if cancel is not None:
         state = cancel_job(jobs, cancel, cluster)
         click.echo(json.dumps({"job": cancel, "state": state}) if as_json else f"job {cancel}: {state}")
+        return
+    if forecasts:
+        _forecasts(jobs, cluster, as_json)
         return
     if html is not None or listen is not None:
         _screen(jobs, cluster, html, listen)
@@ -65,9 +76,31 @@ def command(
         )  # fmt: skip
         table.add_row(
             *cells,
-            *((str(row["rank"] or ""), _reason(row["expected_start_s"], row["waits_because"])) if waiting else ()),
+            *((str(row["rank"] or ""), _reason(row)) if waiting else ()),
         )
     Console(highlight=False).print(table)
+
+
+def _forecasts(site: Site, cluster: str | None, as_json: bool) -> None:
+    """Print how good the forecasts were."""
+    from joulery.app.schedule import forecast_coverage
+
+    rows = forecast_coverage(site, cluster)
+    if as_json:
+        click.echo(json.dumps({"forecasts": rows}))
+        return
+    for row in rows:
+        text = f"{row['kind']}: {row['checked']} checked"
+        if row["median_error"] is not None:
+            text += f", median error {row['median_error']:+.0%}"
+        if row["with_interval"]:
+            text += f"; {row['inside']} of {row['with_interval']} within their interval"
+            text += f" ({row['coverage_ratio']:.0%}, meant for {row['level_ratio']:.0%})"
+        else:
+            text += "; no interval before 19 outcomes are known"
+        click.echo(text)
+        if row["reliable"] is False:
+            click.echo(f"  intervals of {row['kind']} are too narrow: fewer outcomes lie within than chance explains")
 
 
 def _screen(site: Site, cluster: str | None, html: Path | None, listen: str | None) -> None:
@@ -98,10 +131,17 @@ _WAITING = ("rank", "reason")
 _NUMBERS = frozenset({"job", "slots", "done", "restarts", "rank"})
 
 
-def _reason(start_s: float | None, because: str | None) -> str:
+def _reason(row: Mapping[str, Any]) -> str:
     """Why a job waits, and about when it starts in local time."""
-    about = "" if start_s is None else time.strftime("about %a %H:%M: ", time.localtime(start_s))
-    return f"{about}{because or ''}"
+    start_s, low_s, high_s = (row[f"expected_start_{name}"] for name in ("s", "low_s", "high_s"))
+    about = "" if start_s is None else f"about {_clock(start_s)}: "
+    if low_s is not None and high_s is not None:
+        about = f"about {_clock(start_s)} ({_clock(low_s)} to {_clock(high_s)}): "
+    return f"{about}{row['waits_because'] or ''}"
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%a %H:%M", time.localtime(at_s))
 
 
 def _ratio(value: object) -> str:

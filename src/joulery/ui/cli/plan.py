@@ -216,7 +216,9 @@ def _refuse_beside(given: Mapping[str, Any], flags: Sequence[str], why: str) -> 
 
 
 def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
-    """Print a plan, and where Triton's files are."""
+    """Print a plan, why its preset where joulery chose it, and where Triton's files are."""
+    if made.why_preset:
+        click.echo(made.why_preset)
     _print(_shown(made, explain))
     if triton is not None:
         click.echo(f"\nTriton's files are in {triton}; put each model's file into gpuN/NAME/1/, then run launch-mps.sh")

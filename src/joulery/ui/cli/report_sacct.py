@@ -15,7 +15,7 @@ from joulery.ui.cli.statements import put_out, written_statement
 
 if TYPE_CHECKING:
     from joulery.accounting.past import PastUse
-    from joulery.app.past_jobs import PastJobsRequest, PastReport
+    from joulery.app.past_jobs import PastJobsRequest, PastReport, WhatIf
     from joulery.ui.kit.statement import Statement
     from joulery.ui.reports.savings import SavingsReport
 
@@ -55,6 +55,10 @@ class ReportOrSacct(click.Command):
 @click.option("--trace", type=click.Path(path_type=Path), metavar="CSV", help="Write the jobs for joulery simulate.")
 @click.option("--what-if", metavar="P", help="Simulate these jobs under another scheduler, such as lean.")
 @click.option("--gpus", type=click.IntRange(min=1), metavar="N", help="GPUs of the cluster (the most held at once).")
+@click.option("--node-gpus", type=click.IntRange(1, 1024), default=2, help="GPUs of a node in the simulation (2).")
+@click.option(
+    "--jobs", type=click.Path(path_type=Path), metavar="FOLDER", help="A scheduler's state: power that agents measured."
+)
 @option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags
 @format_option(*FORMATS, help="Output format (text); markdown suits a mail.")
@@ -74,6 +78,8 @@ def sacct_command(
     trace: Path | None,
     what_if: str | None,
     gpus: int | None,
+    node_gpus: int,
+    jobs: Path | None,
     samples: int,
     form: str | None,
     as_json: bool,
@@ -92,7 +98,7 @@ def sacct_command(
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by account,owner --month 2026-11 --format markdown
     """
-    from joulery.app.past_jobs import PastJobsRequest, report_past, write_trace
+    from joulery.app.past_jobs import PastJobsRequest, WhatIf, report_past, write_trace
     from joulery.config.parsing.quantity import TIME, flag_quantity
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
@@ -117,7 +123,7 @@ def sacct_command(
         click.echo(
             f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
         )
-    saved = None if what_if is None else _saved(report, what_if, gpus, samples)
+    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs))
     put_out(_written(report, saved, form, wanted), out)
 
 
@@ -127,11 +133,12 @@ def _watts(text: str | None, flag: str) -> float | None:
     return None if text is None else flag_quantity(text, POWER, flag)
 
 
-def _saved(report: PastReport, what_if: str, gpus: int | None, samples: int) -> SavingsReport:
+def _saved(report: PastReport, wanted: WhatIf) -> SavingsReport:
     from joulery.app.past_jobs import simulated_savings
     from joulery.ui.reports.savings import SavingsReport
 
-    return SavingsReport(simulated_savings(report, what_if, gpus, samples), report.total.carbon_g / 1e3)
+    found = simulated_savings(report, wanted)
+    return SavingsReport(found.savings, report.total.carbon_g / 1e3, found)
 
 
 def _written(report: PastReport, saved: SavingsReport | None, form: str, wanted: PastJobsRequest) -> str:

@@ -1,4 +1,4 @@
-"""``joulery schedule``: training jobs by carbon and energy, on this machine or beside Slurm."""
+"""``joulery schedule``: training jobs by carbon and energy, on this machine, beside Slurm or beside Kueue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joulery.ui.cli.options import cluster_option
 @click.command("schedule")
 @click.argument("site", type=click.Path(path_type=Path))
 @cluster_option
-@click.option("--backend", type=click.Choice(["local", "slurm"]), help="The site's jobs.backend unless given.")
+@click.option("--backend", type=click.Choice(["local", "slurm", "kueue"]), help="The site's jobs.backend unless given.")
 @click.option("--mode", type=click.Choice(["advise", "shadow", "act"]), help="The site's mode unless given.")
 @click.option("--once", is_flag=True, help="One round and its actions, then end.")
 @click.option("--release", is_flag=True, help="Release every job that joulery holds, then end.")

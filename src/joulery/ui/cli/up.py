@@ -35,7 +35,7 @@ INTERRUPTED = 130
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Run this plan of joulery plan --out, with standbys; it follows changes of SITE. With plan.preset joint in "
-    "SITE, a plan is made where none is named.",
+    "SITE, a plan is made where none is named. With a plan of language models, check the site's servers against it.",
 )
 @click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
 def command(

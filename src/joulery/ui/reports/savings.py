@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joulery.app.past_jobs import BASE, Savings, Spread, scheme
+from joulery.app.past_jobs import BASE, Savings, SiteSavings, Spread, scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,12 @@ class SavingsReport:
     Attributes:
         savings: As simulated.
         reported_kg: Carbon of the same jobs in the report, kg; NaN where it has none.
+        site: What was known of the site's own machines; None where nothing is said of it.
     """
 
     savings: Savings
     reported_kg: float
+    site: SiteSavings | None = None
 
     def document(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -33,6 +35,7 @@ class SavingsReport:
             "gpus": self.savings.gpus,
             "samples": self.savings.samples,
             "draws": self.savings.samples,
+            **self._machines(),
             **{f"{name}_change_ratio": asdict(getattr(self.savings, name)) for name in changes},
             "job_carbon_saved_kg": {
                 end: -getattr(self.savings.job_carbon, other) * self.reported_kg
@@ -53,10 +56,28 @@ class SavingsReport:
             f"against first come, first served on the GPUs asked for; nine in ten of {saved.samples} samples of",
             "what the log does not record (kind of each job, cost of a restart) lie within the brackets.",
         ]
+        if self.site is not None:
+            power = self.site.power
+            basis = "all assumed"
+            if power.measured or power.learned:
+                known = f"{power.measured} measured, {power.learned} learned from the same owner and name"
+                basis = f"{known}, {power.assumed} assumed"
+            lines.append(f"Power of jobs: {basis}; their scaling: all assumed; nodes of {self.site.node_gpus} GPUs.")
+            if power.implausible:
+                lines.append(f"{power.implausible} measurements below 10 or above 3000 W per GPU are left out.")
         if losses := self._losses():
             lines.append(f"{saved.policy} is worse in: {', '.join(losses)}.")
         lines.append(f"{saved.policy}: {scheme(saved.policy).live}.")
         return "\n".join(lines)
+
+    def _machines(self) -> dict[str, Any]:
+        """Nodes, and the basis of the jobs' power and speed-up."""
+        if self.site is None:
+            return {}
+        power = self.site.power
+        jobs = {"measured": power.measured, "learned": power.learned, "assumed": power.assumed}
+        return {"node_gpus": self.site.node_gpus, "power_of_jobs": jobs, "implausible_power": power.implausible,
+                "speedup_of_jobs": "assumed"}  # fmt: skip
 
     def _losses(self) -> list[str]:
         """The figures that the scheduler makes worse."""

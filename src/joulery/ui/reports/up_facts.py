@@ -8,6 +8,7 @@ from joulery.app.doctor import Check, Status
 from joulery.app.profiling.service_profile import Obtained, age_words, busy_cores
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession
 from joulery.domain.format import duration, percent, si
+from joulery.domain.gpu.provisioning import PlannedInstance
 
 Fact = tuple[str, str]
 _MARKS = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}
@@ -61,14 +62,23 @@ def profile_warning(obtained: Obtained) -> str:
 def plan_facts(plan: PlanInForce) -> Iterator[Fact]:
     """Each GPU of a plan with what it runs on, and the standbys."""
     for gpu, cores in zip(plan.gpus, plan.cores, strict=True):
-        instances = ", ".join(
-            f"{each.workload} {100 * each.share_ratio:g} % batch {each.batch}" for each in gpu.instances
-        )
+        instances = ", ".join(_instance(each) for each in gpu.instances)
         where = f"on {plan.shared[cores[0]]}" if plan.shared else f"on CPU core {', '.join(map(str, cores))}"
         yield "plan", f"{gpu.type} {where}: {instances}"
     standbys = [one.watched for one in plan.replicas if one.standby is not None]
     text = ", ".join(f"{one.key} {one.standby_percent:g} %" for one in standbys)
     yield "standbys", text or "none: the plan leaves no room for them"
+    for name, shares in plan.variant_shares.items():
+        if len(shares) > 1:
+            yield "requests", f"of {name}: " + ", ".join(f"{one} {100 * part:.3g} %" for one, part in shares.items())
+
+
+def _instance(each: PlannedInstance) -> str:
+    """An instance of a plan: its share of a GPU, or its slice and processes."""
+    if not each.slice:
+        return f"{each.workload} {100 * each.share_ratio:g} % batch {each.batch}"
+    several = f" in each of {each.processes} processes" if each.processes > 1 else ""
+    return f"{each.slice} {each.workload} {each.model} batch {each.batch}{several}"
 
 
 def serving_facts(session: ServingSession, url: str, grpc: str = "") -> Iterator[Fact]:

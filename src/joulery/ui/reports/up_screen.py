@@ -341,7 +341,9 @@ def _latency(report: Mapping[str, Any]) -> str:
 
 
 def _accuracy(report: Mapping[str, Any]) -> str:
-    words = f"{percent(report['accuracy_ratio'], 2)} {accuracy_words(report)}"
+    floor = report.get("minimum_accuracy_ratio")
+    least = "" if floor is None else f" (at least {percent(floor, 2)} asked for)"
+    words = f"{percent(report['accuracy_ratio'], 2)}{least} {accuracy_words(report)}"
     return words if report.get("accuracy_basis") == "observed" else f"{words}; not measured here"
 
 

@@ -1,12 +1,19 @@
 """Requests answered together, and replicas that stand by."""
 
 import asyncio
+import math
+from collections import Counter
 from dataclasses import replace
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from joulery.adapters.engines.embedded.service import divided
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.engine import InferResponse, Outcome, ReplicaSpec, RequestError
+from joulery.domain.serving.mix import MixStep, VariantMix
 from tests.adapters.engines.support import CORE, ask, running, toy, until
 
 
@@ -24,7 +31,8 @@ async def test_what_has_gathered_is_answered_together_each_with_its_own_rows() -
     assert [answer.outputs["y"].tolist() for answer in answers] == [[2.0 * value] for value in range(9)]
     assert [answer.batch for answer in answers] == [1, 4, 4, 4, 4, 4, 4, 4, 4], "the first found it idle"
     assert all(answer.outputs["together"].tolist() == [answer.batch] for answer in answers)
-    assert len({answer.cpu_s for answer in answers[1:5]}) == 1, "CPU time in equal parts"
+    shares = [answer.cpu_s for answer in answers[1:5]]
+    assert shares == pytest.approx([shares[0]] * 4, rel=1e-12), "CPU time in equal parts"
 
 
 async def test_a_batch_waits_for_its_delay_and_no_longer() -> None:
@@ -89,6 +97,60 @@ async def test_a_replica_is_bound_to_the_cores_it_names() -> None:
         assert (await ask(engine, seconds=[0.0])).outputs["cores"].tolist() == [1]
         with pytest.raises(CapabilityError, match="bound to core 7"):
             await engine.apply([replace(toy("who"), cores=(7,))])
+
+
+@given(
+    st.floats(0.0, 1e6, allow_subnormal=False),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=128),
+)
+def test_the_cpu_seconds_of_a_batch_are_divided_over_its_requests_without_rest(total, rows):
+    parts = divided(total, rows)
+    assert math.fsum(parts) == total, "to the last bit"
+    for part, weight in zip(parts, rows, strict=True):
+        share = weight / sum(rows) if sum(rows) else 1 / len(rows)
+        assert part == pytest.approx(total * share, rel=1e-9, abs=1e-9 * total)
+
+
+async def test_the_joules_of_a_batch_are_those_of_its_requests() -> None:
+    """Seen from the gateway's side: what the replica burned, its answers are charged."""
+    async with running(batched(batch=4, max_delay_s=5.0)) as engine:
+        await asked(engine, range(4))
+        (pid,) = (view.pid for view in engine.replicas())
+        before_s = sum(psutil.Process(pid).cpu_times()[:2])
+        answers = [one for _ in range(25) for one in await asked(engine, range(4))]
+        burned_s = sum(psutil.Process(pid).cpu_times()[:2]) - before_s
+    assert {answer.batch for answer in answers} == {4}
+    assert math.fsum(answer.cpu_s for answer in answers) <= burned_s + 0.02, "the kernel counts in hundredths"
+
+
+async def test_replicas_with_warm_variants_answer_batches_each_of_one_variant() -> None:
+    models = {
+        name: toy("with_options", options=f'{{"offset": {offset}}}').model for name, offset in (("a", 1), ("b", 2))
+    }
+    spec = batched("with_options", batch=4, variant="a", model=models["a"], warm=(("b", models["b"]),))
+    async with running(spec) as engine:
+        engine.set_mix("toy", VariantMix((MixStep(1.0, 1e6, (("b", 0.5),)),)))
+        free = [ask(engine, x=[float(value)]) for value in range(41)]
+        named = [ask(engine, x=[100.0], variant=name) for name in ("a", "b", "a", "b")]
+        answers = await asyncio.gather(*free, *named)
+    assert [answer.variant for answer in answers[41:]] == ["a", "b", "a", "b"], "who names one is answered by it"
+    for answer, value in zip(answers, [*range(41), *[100.0] * 4], strict=True):
+        assert answer.outputs["y"].tolist() == [value + {"a": 1.0, "b": 2.0}[answer.variant]]
+    counts = Counter(answer.variant for answer in answers[:41])
+    assert abs(counts["b"] - 20.5) <= 4 and max(answer.batch for answer in answers) == 4, "shares hold to one batch"
+
+
+async def test_another_own_variant_with_another_batch_needs_no_new_process() -> None:
+    models = {
+        name: toy("with_options", options=f'{{"offset": {offset}}}').model for name, offset in (("a", 1), ("b", 2))
+    }
+    one = batched("with_options", batch=4, variant="a", model=models["a"], warm=(("b", models["b"]),))
+    other = batched("with_options", batch=2, variant="b", model=models["b"], warm=(("a", models["a"]),))
+    async with running(one) as engine:
+        change = await engine.apply([other])
+        assert change.started == () and [spec.batch for spec in change.kept] == [2]
+        answers = await asked(engine, range(5))
+    assert [answer.batch for answer in answers] == [1, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"max_delay_s": float("inf")}, {"max_delay_s": -1.0}])

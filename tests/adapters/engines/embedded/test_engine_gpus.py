@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,63 @@ async def test_whole_gpus() -> None:
     whole = toy("gpu", slice_=Slice(SliceKind.WHOLE))
     async with engine_on(places, whole, whole) as engine:
         assert {view.place for view in engine.replicas()} == {"GPU-a", "GPU-b"}
+
+
+async def test_a_gpu_in_exclusive_process_mode_takes_a_new_replica_after_the_old_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = GpuPlaces(turn, whole={"gpu:0": "GPU-a", "gpu:1": "GPU-b"}, alone=frozenset({"GPU-a"}))
+    old, new = (toy("gpu", variant=name, slice_=Slice(SliceKind.WHOLE)) for name in ("v", "w"))
+    other = toy("gpu", service="other", slice_=Slice(SliceKind.WHOLE))
+    async with engine_on(places, old, other) as engine:
+        present: list[str] = []
+        assign = GpuPlaces.assign
+
+        def seen(places: GpuPlaces, *arguments: Any) -> Any:
+            present.extend(view.place for view in engine.replicas())
+            return assign(places, *arguments)
+
+        monkeypatch.setattr(GpuPlaces, "assign", seen)
+        waiting = [asyncio.create_task(ask(engine, variant="", seconds=0.02)) for _ in range(10)]
+        await asyncio.sleep(0)
+        done = await engine.apply([new, other])
+        assert present == ["GPU-b"]  # the other board's replica alone, which stays
+        assert [spec.variant for spec in done.stopped] == ["v"]
+        assert len(await asyncio.gather(*waiting)) == 10
+        assert await where(engine, "w") == "GPU-a"
+        with pytest.raises(Exception, match="no_such_model"):
+            await engine.apply([toy("no_such_model", variant="x", slice_=Slice(SliceKind.WHOLE)), other])
+        assert await where(engine, "w") == "GPU-a"
+
+
+def on_slice(profile: str, device: str, together: str, processes: int = 1) -> list[ReplicaSpec]:
+    """The processes of one instance of a plan."""
+    piece = Slice(SliceKind.MIG, profile=profile, share_ratio=1 / processes)
+    return [replace(toy("gpu", slice_=piece), device=device, together=together)] * processes
+
+
+async def test_the_next_plan_keeps_what_runs_on_its_slices_and_cuts_another_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", on_path())
+    nvml = NvmlFake(gpu(A100), gpu(A100, 1))
+    places = cutting(nvml)
+
+    def within(name: str, instance: str) -> tuple[NvidiaMps, DeviceSpec]:
+        return NvidiaMps(int(name[4:]), nvml, str(tmp_path), instance), DeviceSpec("nvidia-mps")
+
+    places.within = within
+    pair, other = on_slice("3g.20gb", "gpu:0", "a/0", 2), on_slice("3g.20gb", "gpu:0", "b/0")
+    with no_daemon_left(tmp_path):
+        async with engine_on(places, *pair, *other) as engine:
+            before = {view.id: view.place for view in engine.replicas()}
+            assert len(before) == 3 and len(set(before.values())) == 2
+            answering = [asyncio.create_task(ask(engine, seconds=0.01)) for _ in range(30)]
+            await asyncio.sleep(0)
+            done = await engine.apply([*pair, *on_slice("2g.10gb", "gpu:1", "a/1")])
+            assert (len(done.kept), len(done.started), len(done.stopped)) == (2, 1, 1)
+            await asyncio.gather(*answering)
+            now = {view.id: view.place for view in engine.replicas()}
+            assert {name: place for name, place in now.items() if name in before}.items() <= before.items()
+            assert [name for name, _, _ in nvml.layout(0)[1]] == ["3g.20gb", "3g.20gb"], "the cut in use stays"
+            assert [name for name, _, _ in nvml.layout(1)[1]] == ["2g.10gb"]

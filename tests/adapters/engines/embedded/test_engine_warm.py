@@ -6,9 +6,6 @@ import signal
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
-from joulery.domain.errors import ConfigError
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix
 from tests.adapters.engines.support import ask, running, toy, until
@@ -88,8 +85,3 @@ async def test_a_warm_variant_that_cannot_be_loaded_or_declares_other_inputs_is_
         assert (await answers(engine, 1))[0].variant == "a"
     async with running(replace(warm(), warm=(("other", toy("double").model),))) as engine:
         assert engine.replicas()[0].warm == () and "other inputs" in engine.replicas()[0].last_error
-
-
-def test_a_replica_that_batches_runs_one_variant() -> None:
-    with pytest.raises(ConfigError, match="one variant"):
-        warm(batch=4)

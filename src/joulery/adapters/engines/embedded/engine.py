@@ -256,6 +256,8 @@ class LocalEngine(ServiceMixes):
         """End and return the replicas on parts of GPUs that are partitioned anew; requests wait meanwhile."""
         ids = await self._gpus.to_vacate(target)
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
+        alone = self._gpus.alone(missing) - ids
+        leaving += [one for one in surplus if one.place is not None and one.place.id in alone]
         names = {spec.service for spec in target}
         for name in {replica.spec.service for replica in leaving} - names:
             await self._end(self._services[name])
@@ -358,6 +360,7 @@ class LocalEngine(ServiceMixes):
         target: Sequence[ReplicaSpec],
     ) -> None:
         """The new replicas take over; from here on the old ones only finish what they hold."""
+        self._turn_mixes()
         promoted = promoted_standbys(kept, target)
         for spec in target:
             self._service(spec.service)

@@ -321,12 +321,14 @@ class WorkerReplica:
         """Whether it can be another replica without a new process: of the same models, with another one as its own."""
         if self.state is not ReplicaState.READY or spec.variant not in self.loaded or spec.models != self.spec.models:
             return False
-        return replace(spec, variant="", model=self.spec.model, warm=()) == replace(self.spec, variant="", warm=())
+        same: dict[str, Any] = {"variant": "", "model": self.spec.model, "warm": (), "batch": 1, "max_delay_s": 0.0}
+        return replace(spec, **same) == replace(self.spec, **same)
 
     def become(self, spec: ReplicaSpec) -> None:
         """Be another replica from the next request on; see :meth:`becomes`."""
         self.spec = spec
         self.server.variant, self.server.warm = spec.variant, self.warm
+        self.server.batch, self.server.max_delay_s = spec.batch, spec.max_delay_s
 
     async def start(self) -> None:
         """Start the first worker and have it load its model.

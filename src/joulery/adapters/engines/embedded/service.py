@@ -6,8 +6,9 @@ Replicas are started and ended by the engine; they report here when they become 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,7 +108,7 @@ class ServiceQueue:
         self._check(request)
         call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
         kind = kind_of(request, self.inputs) if self._batches else None
-        ticket = Ticket(call, deadline_s, request.variant, kind=kind, since_s=now_s)
+        ticket = Ticket(call, deadline_s, request.variant or self._steered(), kind=kind, since_s=now_s)
         if not self.queue.offer(ticket):
             raise self._overloaded(f"{self.name} has {self.queue.waiting} requests waiting, its limit")
         self.pump()
@@ -120,6 +121,25 @@ class ServiceQueue:
             raise
         return _response(replica, call.variant, frame, arrival_s, call.start_s, ticket.attempts, batch)
 
+    def _steered(self) -> str:
+        """The variant that is to answer a request where replicas of several answer in stated shares; empty for any."""
+        if not self._steering.mix.steps:
+            return ""
+        there = self._answering()
+        if len(there) < 2 or any(server.warm for server in self.queue.servers):
+            return ""  # replicas that keep several variants loaded choose when they take a request
+        return self._steering.choose("", there, 0, 0.0)
+
+    def _answering(self) -> set[str]:
+        """Variants of the replicas that take requests."""
+        return {server.variant for server in self.queue.servers if not server.leaving}
+
+    def _unsteer(self, there: Collection[str]) -> None:
+        """Have any replica answer the waiting requests that were steered to a variant which is not there."""
+        for ticket in self.queue.open_tickets():
+            if ticket.variant and not ticket.payload.request.variant and ticket.variant not in there:
+                ticket.variant = ""
+
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
         now_s = time.monotonic()
@@ -131,7 +151,8 @@ class ServiceQueue:
             start_s, variant = unix_s(), ticket.variant or server.variant
             if server.warm and not ticket.variant:
                 waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
-                variant = self._steering.choose(server.variant, server.warm, self.queue.waiting, waited_s)
+                waiting, size = self.queue.waiting, len(calls)
+                variant = self._steering.choose(server.variant, server.warm, waiting, waited_s, size)
             for call in calls:
                 call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
@@ -188,6 +209,7 @@ class ServiceQueue:
             self.replicas.remove(replica)
         elif not replica.spec.standby:
             self._fail_over(replica)
+        self._unsteer(self._answering())
         self._stand_ins = {
             lost: one for lost, one in self._stand_ins.items() if one is not replica and lost in self.replicas
         }
@@ -221,6 +243,8 @@ class ServiceQueue:
 
     def drop(self, message: str, variants: frozenset[str] | None = None) -> None:
         """Answer waiting requests with an error: all, or those for a variant that is not among ``variants``."""
+        if variants is not None:
+            self._unsteer(variants)
         for ticket in self.queue.drop_waiting(variants) if variants is not None else self.queue.drop_waiting():
             ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
         self.pump()
@@ -305,7 +329,9 @@ def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
 
 
 def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
-    """The answer of each request of a batch; CPU time in equal parts, time in full.
+    """The answer of each request of a batch; CPU time by rows, time in full.
+
+    The parts of the CPU time sum to the batch's exactly (:func:`math.fsum`).
 
     Raises:
         DataError: The batch failed, or cannot be split.
@@ -314,9 +340,25 @@ def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
         return [frame]
     if "e" in frame.header:
         raise DataError(str(frame.header["e"]))
-    header = {**frame.header, "c": frame.header["c"] / len(calls)}
     rows = [len(next(iter(call.request.inputs.values()))) for call in calls]
-    return [Frame(header, tensors) for tensors in _split(frame.tensors, rows)]
+    parts = divided(frame.header["c"], rows)
+    tensors = _split(frame.tensors, rows)
+    return [Frame({**frame.header, "c": part}, mine) for part, mine in zip(parts, tensors, strict=True)]
+
+
+def divided(total: float, rows: Sequence[int]) -> list[float]:
+    """A batch's CPU time in parts by rows that sum to it exactly (:func:`math.fsum`); equal parts where it has no rows.
+
+    Args:
+        total: CPU seconds of the batch.
+        rows: Rows of each request.
+    """
+    weights = rows if any(rows) else [1] * len(rows)
+    every = sum(weights)
+    parts = [total * (weight / every) for weight in weights]
+    largest = max(range(len(parts)), key=lambda index: weights[index])
+    parts[largest] = math.fsum([total, *(-part for index, part in enumerate(parts) if index != largest)])
+    return parts
 
 
 def _response(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from joulery.domain.errors import CapabilityError
-from joulery.domain.gpu.device import DeviceSlice
+from joulery.domain.gpu.device import DeviceSlice, WantedPart
 from joulery.domain.ports import Places
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
@@ -83,6 +83,10 @@ class GpuParts:
 
     places: Places | None
 
+    def alone(self, missing: Sequence[ReplicaSpec]) -> frozenset[str]:
+        """Ids of the parts whose process must end before one of these starts."""
+        return self.places.alone if self.places is not None and _wanted(missing) else frozenset()
+
     async def to_vacate(self, target: Sequence[ReplicaSpec]) -> frozenset[str]:
         """Ids of the parts that must be empty before :meth:`settle`.
 
@@ -127,9 +131,9 @@ class GpuParts:
         yield from zip(active, self.places.assign(_wanted(active), held), strict=True)
         for spec in missing:
             if on_gpu(spec) and spec.standby:
-                (place,) = self.places.assign([(spec.slice, spec.device)], ())
+                (place,) = self.places.assign(_wanted([replace(spec, standby=False)]), ())
                 yield spec, place
 
 
-def _wanted(specs: Sequence[ReplicaSpec]) -> list[tuple[Slice, str]]:
-    return [(spec.slice, spec.device) for spec in specs if on_gpu(spec) and not spec.standby]
+def _wanted(specs: Sequence[ReplicaSpec]) -> list[WantedPart]:
+    return [WantedPart(spec.slice, spec.device, spec.together) for spec in specs if on_gpu(spec) and not spec.standby]

@@ -1,17 +1,22 @@
 """Counts what the data loaders of a PyTorch program give: samples, and tokens of language models.
 
 A batch counts as many samples as its first tensor has rows, as PyTorch's own collation makes it, and as many tokens as
-its ``input_ids`` has elements, padding included, as the Trainer of Transformers counts them.
+its ``input_ids`` has elements, padding included, as the Trainer of Transformers counts them. Accelerate takes each
+batch while the one before it is still to be trained on: there a batch counts when the next one is taken.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Seen = tuple[int | None, int | None]
 """Samples and tokens; None where a batch did not say."""
+_AHEAD = "accelerate.data_loader"
+"""Module that takes one batch ahead."""
 
 
 class LoadedCounts:
@@ -37,12 +42,22 @@ class LoadedCounts:
         """
         kind = loading._BaseDataLoaderIter
         give = kind.__next__
+        ahead: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
 
         @functools.wraps(give)
         def giving(iterator: Any) -> Any:
-            batch = give(iterator)
+            earlier = ahead.pop(iterator, None)
+            try:
+                batch = give(iterator)
+            finally:
+                if earlier is not None and self._counts:
+                    self._count(earlier)
             if self._counts:
-                self._count(sizes(batch) if getattr(iterator, "_auto_collation", True) else (None, None))
+                found = sizes(batch) if getattr(iterator, "_auto_collation", True) else (None, None)
+                if sys._getframe(1).f_globals.get("__name__") == _AHEAD:
+                    ahead[iterator] = found
+                else:
+                    self._count(found)
             return batch
 
         kind.__next__ = giving

@@ -1,10 +1,12 @@
 """Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
 
 Runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step ends
-when the optimizer has stepped, however often the model was called for it. Before the first step of an optimizer, calls
-of a model without gradients are evaluation steps; they have a schedule of their own, and the schedule of the training
-begins afresh. Without any optimizer, a step ends where the next call of the model begins. Modules without parameters
-(data transforms, losses) are no models. A cycle's file is Kineto JSON.
+when the optimizer has stepped, however often the model was called for it; where that optimizer is gone, the next one
+that steps takes its place. Before the first step of an optimizer, calls of a model without gradients are evaluation
+steps; they have a schedule of their own, and the schedule of the training begins afresh. Calls of a model in training
+mode (rollouts), or of one that no optimizer changes (teachers), are none. Without any optimizer, a step ends where the
+next call of the model begins. Modules without parameters (data transforms, losses) are no models. A cycle's file is
+Kineto JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
+from joulery.adapters.tracers.inject.module_names import ModuleNames
 
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8
@@ -42,40 +45,6 @@ def install_from(settings: dict[str, Any]) -> TorchRecorder:
     return recorder
 
 
-class Names:
-    """Names of modules: ``Class/dotted.path``, of the tree below the module that was called first."""
-
-    def __init__(self) -> None:
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._roots: dict[str, weakref.WeakSet[Any]] = {}
-
-    def __contains__(self, module: Any) -> bool:
-        return module in self._names
-
-    def of(self, module: Any, caller: str | None) -> str:
-        """Name of a module; one not seen before is named after its class, below its caller where it has one."""
-        name = self._names.get(module)
-        if name is None:
-            kind = type(module).__name__
-            name = self.root(module, kind) if caller is None else f"{caller}.{kind}"
-            self.name_tree(module, name)
-        return name
-
-    def root(self, module: Any, kind: str) -> str:
-        """Name of a top-level module: its class, numbered where several with parameters are alive."""
-        if getattr(module, "_is_replica", False) or next(module.parameters(), None) is None:
-            return kind
-        alive = self._roots.setdefault(kind, weakref.WeakSet())
-        alive.add(module)
-        return kind if len(alive) == 1 else f"{kind}#{len(alive)}"
-
-    def name_tree(self, module: Any, name: str) -> None:
-        """Name a module and everything below it that has no name yet."""
-        for path, part in module.named_modules():
-            if part not in self._names:
-                self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name
-
-
 class TorchRecorder(Cycles):
     """Records cycles of steps of a PyTorch program.
 
@@ -86,13 +55,15 @@ class TorchRecorder(Cycles):
 
     def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
         super().__init__("torch", folder, skip, warmup, active, repeat)
-        self._names = Names()
+        self._names = ModuleNames()
         self._local = threading.local()
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
         self._optimizer: weakref.ref[Any] | None = None
-        self._calls = self._evaluations = 0
+        self._calls = self._evaluations = self._rollouts = 0
+        self._evaluating: weakref.ref[Any] | None = None
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._changed: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = weakref.WeakKeyDictionary()
         self._importer = threading.get_ident()
         self._starts: dict[str, tuple[Any, Any]] = {}
         self._made: tuple[Any, Any, Any] | None = None
@@ -119,12 +90,12 @@ class TorchRecorder(Cycles):
                     if not self._over:
                         self._enter(module)
                     elif self._counted is not None:
-                        self._evaluated_later(module)
+                        self._enter_later(module)
                 except self._trouble as error:
                     self._fail(error)
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if not compiling() and not self._over:
+            if not compiling():
                 try:
                     self._leave(module)
                 except self._trouble as error:
@@ -136,6 +107,7 @@ class TorchRecorder(Cycles):
             elif self._orphan:
                 self._unrecorded()
             elif self._counted is not None and self._is_main(optimizer):
+                self._evaluations, self._evaluating = 0, None
                 self._steps += 1
                 self._counts[TRAINING] += 1
 
@@ -158,8 +130,8 @@ class TorchRecorder(Cycles):
     def _forked(self) -> None:
         super()._forked()
         self._importer = threading.get_ident()
-        self._model = self._optimizer = None
-        self._calls = self._evaluations = 0
+        self._model = self._optimizer = self._evaluating = None
+        self._calls = self._evaluations = self._rollouts = 0
         self._local = threading.local()
         if self._used:
             _exit_at_once()
@@ -213,7 +185,7 @@ class TorchRecorder(Cycles):
         # A call that missed its own hook (an exception in another hook) ends with its caller.
         while stack:
             left, _, opened = stack.pop()
-            if opened is not None:
+            if opened is not None and not self._over:
                 opened.__exit__(None, None, None)
             if left is module:
                 return
@@ -232,6 +204,7 @@ class TorchRecorder(Cycles):
             return
         if self._thread is None:
             self._model = weakref.ref(module)
+            self._evaluate_first(module)
             self.begin()
             return
         if self._by_hand or threading.get_ident() != self._thread or self._in_backward():
@@ -246,35 +219,99 @@ class TorchRecorder(Cycles):
             return
         self._calls += 1
         if not self._torch.is_grad_enabled():
-            self._kind = EVALUATION
-            self._guarded(self._advance)
+            if self._kind == EVALUATION:
+                self._rollouts += bool(module.training)
+                self._guarded(self._advance)
+            else:
+                self._evaluate_first(module)
         elif self._kind == EVALUATION and self._optimizers:
             self._guarded(self._begin_training)
         elif self._calls >= (_LONG_PATIENCE if self._optimizers else _PATIENCE):
             self._guarded(self._advance)
 
+    def _evaluate_first(self, module: Any) -> None:
+        """The first evaluation step begins if the model is evaluated: one that no known optimizer changes is not."""
+        if not self._torch.is_grad_enabled() and (
+            not self._optimizers or (not module.training and self._is_trained(module))
+        ):
+            self._kind = EVALUATION
+            self._rollouts += bool(module.training)
+
     def _evaluated(self, module: Any) -> None:
         """A model is called while an optimizer trains: several calls without gradients in a row are an evaluation."""
-        if module.training or self._torch.is_grad_enabled() or not _is_trained(module):
+        found = self._evaluations_of(module)
+        if not found:
             return
-        self._counts[EVALUATION] += 1
-        self._evaluations += 1
-        if self._evaluations == _EVALUATION and self._ready:
+        self._counts[EVALUATION] += found
+        self._evaluations += found
+        if self._evaluations >= _EVALUATION and self._ready:
             self._guarded(self._pause)
 
-    def _evaluated_later(self, module: Any) -> None:
-        """Recording is over: calls of the model without gradients are still counted, as the steps of training are."""
-        if module.training or self._model is None or module is not self._model() or self._torch.is_grad_enabled():
+    def _enter_later(self, module: Any) -> None:
+        """Recording is over: evaluations are still counted, as the steps of training are."""
+        stack = self._stack()
+        stack.append((module, "", None))
+        if len(stack) > 1 or self._optimizer is None or self._by_hand or threading.get_ident() != self._thread:
             return
-        if threading.get_ident() == self._thread and self._optimizer is not None and not self._by_hand:
-            self._counts[EVALUATION] += 1
+        found = self._evaluations_of(module)
+        if found:
+            self._counts[EVALUATION] += found
+            self._evaluations += found
             self._later = True
+
+    def _evaluations_of(self, module: Any) -> int:
+        """How many evaluation steps a call of a model adds; of several models, the first one called after training.
+
+        One where it is the model that is trained. Another one, such as an average of the weights, is evaluated if it is
+        called twice in a row: both calls count. Called once a step it is a teacher, and a frozen one always is.
+        """
+        if module.training or self._torch.is_grad_enabled():
+            return 0
+        current = self._evaluating() if self._evaluating is not None else None
+        if current is not None:
+            return (1 if self._evaluations else 2) if current is module else 0
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return 0
+        self._evaluating = weakref.ref(module)
+        return int(self._is_trained(module))
+
+    def _is_trained(self, module: Any) -> bool:
+        """Whether a module has a parameter that a known optimizer changes."""
+        tables = [self._changed_by(optimizer) for optimizer in self._optimizers]
+        return any(id(parameter) in table for parameter in module.parameters() for table in tables)
+
+    def _changed_by(self, optimizer: Any) -> frozenset[int]:
+        """The parameters of an optimizer, by their ids; kept until it gets a further group."""
+        groups, kept = optimizer.param_groups, self._changed.get(optimizer)
+        if kept is None or kept[0] != len(groups):
+            kept = len(groups), frozenset(id(parameter) for group in groups for parameter in group["params"])
+            self._changed[optimizer] = kept
+        return kept[1]
+
+    def finish(self) -> None:
+        """End recording and keep what there is. Safe to call twice."""
+        if os.getpid() == self._pid and not self._over:
+            self._end_call()
+        super().finish()
+
+    def _end_call(self) -> None:
+        """The last call without gradients ended its step; all others end where the next begins."""
+        if self._kind == EVALUATION and self._optimizer is None and not self._by_hand:
+            self._steps += 1
+            self._counts[EVALUATION] += 1
 
     def _begin_training(self) -> None:
         """The first training step begins: the schedule starts afresh for it."""
         if self._kind != TRAINING and self._steps:
             self._end(partial=True)
             self._position = self._cycles = 0
+        self._end_call()
+        model = self._model() if self._model is not None else None
+        if not self._files:  # calls before an optimizer was known: which of them were evaluations shows now
+            evaluated = model is not None and self._is_trained(model)
+            none = self._rollouts if evaluated else self._counts[EVALUATION]
+            self._counts[EVALUATION] -= none
+            self._steps -= none
         self._kind, self._resting = TRAINING, False
         self._arrange()
 
@@ -289,16 +326,23 @@ class TorchRecorder(Cycles):
         self._position = 0
 
     def _stepped(self, optimizer: Any) -> None:
-        if self._thread is None or threading.get_ident() != self._thread:
+        if self._thread is None:  # where the whole pass is compiled, no call of a module is seen
+            self._optimizer, self._kind = weakref.ref(optimizer), TRAINING
+            self._steps += 1
+            self._counts[TRAINING] += 1
+            self.begin()
+            return
+        if threading.get_ident() != self._thread:
             return
         main = self._optimizer() if self._optimizer is not None else None
         if main is None:
+            self._optimizers.add(optimizer)
             if self._kind != TRAINING and not self._by_hand:
                 self._guarded(self._begin_training)
             self._optimizer = weakref.ref(optimizer)
         elif main is not optimizer:
             return
-        self._evaluations = 0
+        self._evaluations, self._evaluating = 0, None
         if not self._by_hand:
             self._guarded(self._advance)
 
@@ -309,12 +353,12 @@ class TorchRecorder(Cycles):
 
     def _is_main(self, optimizer: Any) -> bool:
         """Whether an optimizer is the one with steps that count, in the thread that counts them."""
-        return (
-            self._optimizer is not None
-            and self._optimizer() is optimizer
-            and not self._by_hand
-            and threading.get_ident() == self._thread
-        )
+        if self._optimizer is None or self._by_hand or threading.get_ident() != self._thread:
+            return False
+        if self._optimizer() is None:  # a fold, a phase or a checkpoint later
+            self._optimizer = weakref.ref(optimizer)
+            self._optimizers.add(optimizer)
+        return self._optimizer() is optimizer
 
     def _in_backward(self) -> bool:
         """Whether autograd is calling: a module called there is computed again, not anew."""
@@ -419,11 +463,6 @@ def _exit_at_once() -> None:
 def _is_model(module: Any) -> bool:
     """Whether a module has parameters: transforms and losses have none."""
     return next(module.parameters(), None) is not None
-
-
-def _is_trained(module: Any) -> bool:
-    """Whether a module has parameters to train: a frozen encoder has none."""
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_compiling(torch: Any) -> Callable[[], bool]:

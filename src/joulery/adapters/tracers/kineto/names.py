@@ -242,9 +242,11 @@ def _ordinals(group: IntArray, name: IntArray, rank: IntArray) -> IntArray:
 
 
 def _close_composites(host: Host, path: IntArray, phase: IntArray, leaf: IntArray) -> None:
-    """Name everything inside a compiled region after the region."""
+    """Name everything inside a compiled region after the region; one that autograd records is in a forward pass."""
     inside = np.flatnonzero(host.composite >= 0)
     region = host.composite[inside]
+    recorded = np.unique(region[phase[inside] == _FORWARD])
+    phase[recorded[phase[recorded] == _NOWHERE]] = _FORWARD
     for column in (path, phase, leaf):
         column[inside] = column[region]
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, gpu_moves, moves_between, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.plan import plan_joint
@@ -30,6 +32,8 @@ _NEAR = 0.1
 _CANDIDATES = 14
 """Candidates at most."""
 _S_PER_H = 3600.0
+_LEAST_GAIN_RATIO = 0.01
+"""A running plan is left for no less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +141,70 @@ def switching_cost(
         if most is not None and came and side_by_side > most:
             return math.inf
 
-    def standing(gpu: PlannedGpu) -> float:
-        watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
-        return objective.value(watts, gpu.usd_per_hour, 1)
-
-    seconds = [(costs.wake_s + costs.load_s) * standing(gpu) for gpu in came]
-    seconds += [costs.sleep_s * standing(gpu) for gpu in left]
+    seconds = [(costs.wake_s + costs.load_s) * _standing(objective, gpu) for gpu in came]
+    seconds += [costs.sleep_s * _standing(objective, gpu) for gpu in left]
     return math.fsum(seconds) / _S_PER_H
+
+
+class PlanGain(NamedTuple):
+    """What going over to another plan would bring.
+
+    Attributes:
+        held, after: The objective at today's rates: of the plan in force, clocks and all, and of the other.
+        change: What the change costs, objective times hours.
+        lasts_s: How long the other plan is taken to last, s.
+    """
+
+    held: float
+    after: float
+    change: float
+    lasts_s: float
+
+    @property
+    def ratio(self) -> float:
+        """What is gained an hour, as a part of what the plan in force takes."""
+        return (self.held - self.after) / self.held if self.held > 0 else 0.0
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether it gains enough, and more than the change costs."""
+        pays = (self.held - self.after) * self.lasts_s / _S_PER_H > self.change
+        return pays and self.ratio >= _LEAST_GAIN_RATIO
+
+
+def gain_of(
+    objective: PlanObjective,
+    before: Sequence[PlannedGpu],
+    after: Sequence[PlannedGpu],
+    rates_rps: Mapping[str, float],
+    lasts_s: float,
+    costs: SwitchingCosts | None = None,
+) -> PlanGain:
+    """What going over to another plan brings at today's rates; a share that is resized costs nothing.
+
+    Args:
+        objective: What is minimised today.
+        before: The plan in force.
+        after: The plan for today's rates.
+        rates_rps: Today's rates, by service.
+        lasts_s: How long they are taken to last.
+        costs: How long changes take.
+    """
+    costs = costs or SwitchingCosts()
+    moves = moves_between(before, after)
+    left = [before[at] for at in set(range(len(before))) - set(moves.same_gpu)]
+    came = [gpu for gpu, source in zip(after, moves.same_gpu, strict=True) if source is None]
+    seconds = [(costs.wake_s + costs.load_s) * _standing(objective, gpu) for gpu in came]
+    seconds += [costs.sleep_s * _standing(objective, gpu) for gpu in left]
+    watts = math.fsum(gpu.power_w for gpu in after)
+    new = objective.value(watts, math.fsum(gpu.usd_per_hour for gpu in after), len(after))
+    return PlanGain(_scaled(objective, before, rates_rps), new, math.fsum(seconds) / _S_PER_H, lasts_s)
+
+
+def _standing(objective: PlanObjective, gpu: PlannedGpu) -> float:
+    """What a GPU takes without requests."""
+    watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
+    return objective.value(watts, gpu.usd_per_hour, 1)
 
 
 def plan_day(
@@ -263,16 +324,21 @@ def _awake(problem: JointProblem, candidate: ProvisionPlan) -> ProvisionPlan | N
 def _held(period: LoadPeriod, peak: ProvisionPlan) -> float:
     """The objective of the peak's plan, clocks and all, at a period's rates: its requests scaled."""
     rates = {each.workload.id: each.workload.rate_rps for each in period.request.services}
+    return _scaled(period.request.objective, peak.gpus, rates)
+
+
+def _scaled(objective: PlanObjective, gpus: Sequence[PlannedGpu], rates: Mapping[str, float]) -> float:
+    """The objective of a plan's GPUs at other rates; requests of services without a rate are left out."""
     most: dict[str, float] = {}
-    for each in (one for gpu in peak.gpus for one in gpu.instances):
+    for each in (one for gpu in gpus for one in gpu.instances):
         most[each.workload] = most.get(each.workload, 0.0) + each.rate_rps
     watts = math.fsum(
         gpu.idle_w
         + gpu.host_w
         + math.fsum(e.overhead_w + e.requests_w * rates.get(e.workload, 0.0) / most[e.workload] for e in gpu.instances)
-        for gpu in peak.gpus
+        for gpu in gpus
     )
-    return period.request.objective.value(watts, peak.usd_per_hour, len(peak.gpus))
+    return objective.value(watts, math.fsum(gpu.usd_per_hour for gpu in gpus), len(gpus))
 
 
 def _value(period: LoadPeriod, plan: ProvisionPlan) -> float:

@@ -23,7 +23,7 @@ from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.highs import add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
-from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, KnownPattern
+from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
@@ -34,6 +34,8 @@ _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
 _SLACK = 0.005
 """How much a pattern may cost beyond what it is worth, as a ratio of the relaxation, to be chosen from."""
+_ENOUGH = 0.02
+"""How much dearer than the relaxation a plan of those may be; else it is chosen from all known patterns."""
 _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
@@ -102,7 +104,7 @@ def replan(
     duals = generator.master.relax()
     generator.enrich(duals, _SLACK * duals.value)
     patterns = _promising(generator, duals)
-    found = _unlimited(problem, generator, before, patterns, effort)
+    found = _unlimited(problem, generator, before, patterns, duals.value * (1 + _ENOUGH), effort)
     if max_moves is not None and (found is None or found.moves.moves > max_moves):
         found = _limited(problem, before, patterns, max_moves, effort)
     return _afresh(request, before, max_moves) if found is None else found
@@ -113,18 +115,26 @@ def _unlimited(
     generator: JointGenerator,
     before: ProvisionPlan,
     patterns: Sequence[KnownPattern],
+    enough: float,
     effort: WarmEffort,
 ) -> WarmPlan | None:
-    """The best plan over the promising patterns, or over all; None where nothing serves everything."""
+    """The best plan over the promising patterns, or over all where that is dearer; None where none serves all."""
     few = JointMaster(problem)
     for known in patterns:
         few.add(known.machine, known.layout)
+    best: tuple[float, JointMaster, JointSolution] | None = None
     for master in (few, generator.master):
         found = master.whole(gap_ratio=effort.gap_ratio, seconds=effort.seconds, branchings=effort.branchings)
-        if bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value):
-            chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
-            return _followed(problem, before, gpus_of(problem, chosen, found.flows))
-    return None
+        serves = bool(np.all(found.unserved <= _UNSERVED_RPS)) and math.isfinite(found.value)
+        if serves and (best is None or found.value < best[0]):
+            best = found.value, master, found
+        if best is not None and best[0] <= enough:
+            break
+    if best is None:
+        return None
+    _, master, found = best
+    chosen = [(master.patterns[at], count) for at, count in sorted(found.counts.items())]
+    return _followed(problem, before, gpus_of(problem, chosen, found.flows))
 
 
 def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:

@@ -18,6 +18,7 @@ def language_view(plan: LanguagePlan, explain: bool) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(headline(plan), "bold"), Text(bound_text(plan)), Text(), _table(plan)]
     if len(plan.alternatives) > 1:
         parts += [Text(), Text("each variant on one GPU type alone", "bold"), _alternatives(plan.alternatives)]
+    parts += [Text(), Text("each replica with vLLM", "bold"), *(Text(line) for line in commands(plan))]
     parts += [
         Text(),
         *(Text(line) for line in judgement(plan)),
@@ -48,6 +49,11 @@ def bound_text(plan: LanguagePlan) -> str:
         f"no mixture of the {plan.candidates} candidate replicas has less than {percent(1 - plan.bound.gap_ratio)} "
         f"of these {_OBJECTIVES[plan.objective]}, within the predictor"
     )
+
+
+def commands(plan: LanguagePlan) -> list[str]:
+    """What starts the replicas, one line a kind."""
+    return [f"{each.count} × on {each.gpus} × {each.gpu}: {each.command}" for each in plan.replicas]
 
 
 def judgement(plan: LanguagePlan) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 
+from joulery.app.serving.governed.planned_clocks import describe, follow_plan, session_clocks
 from joulery.app.serving.llm import LLMSite
-from joulery.app.serving.planned_clocks import describe, follow_plan, session_clocks
 from joulery.app.serving.view import ServeView
 from joulery.domain.errors import ConfigError
 from joulery.runtime.llm.governed import colocated_llms, slo_of
 from joulery.runtime.llm.service import LLMService
-from joulery.runtime.serving.colocated import ColocatedServices
 from joulery.runtime.serving.governing import ClockController, GovernedClock
+from joulery.runtime.serving.plans.colocated import ColocatedServices
 from joulery.runtime.serving.session import ServingSession
 
 
@@ -82,7 +82,7 @@ async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView
     """Start a controller for each clock of the site file and of a plan; clocks are leased until the stack unwinds.
 
     Raises:
-        CapabilityError, ConfigError, DataError: As :func:`joulery.app.serving.planned_clocks.session_clocks`.
+        CapabilityError, ConfigError, DataError: As :func:`joulery.app.serving.governed.planned_clocks.session_clocks`.
     """
     clocks, holder = await session_clocks(session, stack, view)
     keepers = []

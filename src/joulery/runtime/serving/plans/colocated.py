@@ -73,11 +73,11 @@ def work_of(one: RunningService, engine: Engine, now_s: float) -> Work:
     servers = max(1, len(running))
     if one.profile is not None and running:
         entries = [one.profile.entry(view.spec.variant, view.spec.slice) for view in running]
-        speed = np.array([1.0 / entry.loaded.mean_s for entry in entries])
+        speed = np.array([1.0 / entry.each_s for entry in entries])
         share = speed / speed.sum()
         return Work(
             service_s=len(entries) / float(speed.sum()),
-            own_tail_s=float(share @ [entry.loaded.quantile_s(one.setup.slo.quantile) for entry in entries]),
+            own_tail_s=float(share @ [entry.slowest_s(one.setup.slo.quantile) for entry in entries]),
             energy_j=float(share @ [entry.energy_j for entry in entries]),
             servers=servers,
             rate_rps=rate_rps,

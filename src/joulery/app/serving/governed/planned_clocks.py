@@ -17,9 +17,10 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.policies.clocks.observation import ColocatedService
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.colocated import ColocatedServices, colocated_services
 from joulery.runtime.serving.governing import ClockController, GovernedClock
-from joulery.runtime.serving.planned import PlanControl, PlanInForce
+from joulery.runtime.serving.plans.colocated import ColocatedServices, colocated_services
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce
+from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
 
 

@@ -1,0 +1,40 @@
+"""Names of the modules of a PyTorch program."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+
+class ModuleNames:
+    """Names of modules: ``Class/dotted.path``, of the tree below the module that was called first."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._roots: dict[str, weakref.WeakSet[Any]] = {}
+
+    def __contains__(self, module: Any) -> bool:
+        return module in self._names
+
+    def of(self, module: Any, caller: str | None) -> str:
+        """Name of a module; one not seen before is named after its class, below its caller where it has one."""
+        name = self._names.get(module)
+        if name is None:
+            kind = type(module).__name__
+            name = self.root(module, kind) if caller is None else f"{caller}.{kind}"
+            self.name_tree(module, name)
+        return name
+
+    def root(self, module: Any, kind: str) -> str:
+        """Name of a top-level module: its class, numbered where several with parameters are alive."""
+        if getattr(module, "_is_replica", False) or next(module.parameters(), None) is None:
+            return kind
+        alive = self._roots.setdefault(kind, weakref.WeakSet())
+        alive.add(module)
+        return kind if len(alive) == 1 else f"{kind}#{len(alive)}"
+
+    def name_tree(self, module: Any, name: str) -> None:
+        """Name a module and everything below it that has no name yet."""
+        for path, part in module.named_modules():
+            if part not in self._names:
+                self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name

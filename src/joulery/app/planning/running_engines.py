@@ -1,0 +1,87 @@
+"""``joulery up --plan`` with a plan of language models: whether the site's engines are what was planned.
+
+joulery does not start these engines: the plan prints the command of each. What an engine says of itself is held against
+the plan once, at the start; what it does not say is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from joulery.adapters.engines.remote.served_model import served_model
+from joulery.app.serving.llm import upstream_of
+from joulery.config.language import UpstreamConfig
+from joulery.config.site import Site
+from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.language_plan import PlannedEngine, ServedModel
+from joulery.policies.placement.language.as_planned import EngineCheck, check_engines, missing
+from joulery.store.plans import read_plan
+
+LANGUAGE_KIND = "language"
+
+
+def is_language_plan(file: Path | None) -> bool:
+    """Whether a file is a plan of language models.
+
+    Raises:
+        DataError: It is no plan.
+    """
+    return file is not None and read_plan(file).kind == LANGUAGE_KIND
+
+
+def planned_engines(site: Site, file: Path) -> tuple[PlannedEngine, ...]:
+    """The engines of a plan of language models, for a site that names servers of some.
+
+    Raises:
+        ConfigError: The site names none.
+        DataError: The file is no such plan.
+    """
+    if not any(isinstance(one.engine, UpstreamConfig) for one in site.language_models):
+        raise ConfigError(
+            "the plan is one of language models, and the site names no server of one",
+            pointer="language_models",
+            expected="such as {name: chat, engine: {kind: openai, dialect: vllm, url: http://HOST:8000, model: MODEL}}",
+        )
+    return read_plan(file).engines()
+
+
+async def check_planned_llms(
+    site: Site, file: Path, fact: Callable[[str, str], None], warn: Callable[[str], None]
+) -> tuple[EngineCheck, ...]:
+    """Hold the engines of a site against a plan of language models.
+
+    Args:
+        site: The site.
+        file: The plan.
+        fact: Shows what is as planned.
+        warn: Shows and keeps what is not.
+
+    Raises:
+        ConfigError: The site serves no language models.
+        DataError: The file is no such plan.
+    """
+    planned = planned_engines(site, file)
+    upstreams = {
+        one.name: upstream_of(one, one.engine) for one in site.language_models if isinstance(one.engine, UpstreamConfig)
+    }
+    said = await asyncio.gather(*(served_model(each) for each in upstreams.values()))
+    served = {name: _with_stated(site, name, each) for name, each in zip(upstreams, said, strict=True)}
+    checks = check_engines(planned, served)
+    for each in checks:
+        for words in each.differences:
+            warn(f"{each.name}: {words}")
+        unread = f"; it does not say {', '.join(each.unread)}" if each.unread else ""
+        if not each.differences:
+            fact("plan", f"{each.name}: {'as planned' if each.planned else 'not compared'}{unread}")
+    for words in missing(planned, checks):
+        warn(words)
+    return checks
+
+
+def _with_stated(site: Site, name: str, says: ServedModel) -> ServedModel:
+    """What a server says, and how many requests the site states that it runs at once, where it does not say."""
+    engine = next(one.engine for one in site.language_models if one.name == name)
+    stated = "max_num_seqs" in engine.model_fields_set
+    return says._replace(max_num_seqs=engine.max_num_seqs) if says.max_num_seqs is None and stated else says

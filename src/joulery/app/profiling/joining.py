@@ -1,0 +1,135 @@
+"""What a variant that joins a running service takes: loaded once beside the replicas that serve, a few requests timed.
+
+A full profile needs idle cores, which a running service does not have. CPU seconds of a request hardly depend on who
+else runs, so a variant on CPU cores is planned with the profiled times of the variant next to it in accuracy, times the
+ratio of their CPU seconds; one whose model is on another server by the ratio of their times. Its live times replace
+them as soon as enough requests were answered.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+
+from joulery.app.profiling.inputs import inputs_for
+from joulery.app.profiling.upstreams import stated_w
+from joulery.app.wiring.engine import local_engine, upstream_engine
+from joulery.domain.errors import DataError
+from joulery.domain.ports import Engine
+from joulery.domain.serving.engine import InferRequest, ModelKind, ModelRef, ReplicaSpec, RequestError
+from joulery.domain.serving.profile import Profile, Timings
+from joulery.domain.serving.service import Slice
+from joulery.domain.serving.tensors import Tensor, TensorSpec
+from joulery.perf.blend import stretched
+from joulery.runtime.serving.running_service import ServiceSetup
+
+WARM_UP, REQUESTS = 3, 10
+"""Requests that a joining variant answers before it joins: not timed, and timed."""
+_PRIORITY = 10
+"""Niceness of a worker that is timed beside those that serve."""
+_CPU_BOUND, _QUICK = 0.5, 0.1
+"""Share of a quick request's time in which a model computes, above which its CPU seconds say how long it takes; and the
+quantile that is quick."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoiningTimes:
+    """A variant as it was timed beside the running replicas.
+
+    Attributes:
+        piece: The slice it ran on.
+        times: Of a few requests.
+    """
+
+    piece: Slice
+    times: Timings
+
+
+async def time_joining(
+    setup: ServiceSetup,
+    variant: str,
+    model: ModelRef,
+    *,
+    declared: Sequence[TensorSpec] = (),
+    folder: Path | None = None,
+    stderr: int | None = None,
+) -> JoiningTimes | None:
+    """Load a variant and time a few requests; None where it does not say what it takes.
+
+    Args:
+        setup: The running service.
+        variant: The variant.
+        model: What it loads.
+        declared: Inputs of the replicas that serve; empty where they declare none.
+        folder: Photographs to send; None to make inputs up.
+        stderr: File descriptor for what the model prints.
+
+    Raises:
+        JouleryError: It cannot be loaded, takes other inputs, or does not answer.
+    """
+    remote = model.kind is ModelKind.REMOTE
+    engine = upstream_engine() if remote else local_engine(cores=setup.cores, stderr=stderr)
+    piece: Slice = min(piece for partition in setup.partitions for piece in partition)
+    try:
+        await engine.apply([ReplicaSpec(setup.name, variant, piece, model)])
+        (view,) = engine.replicas()
+        if declared and view.inputs and tuple(declared) != view.inputs:
+            raise DataError(f"{variant} takes other inputs than the variants of {setup.name} that serve")
+        if view.pid:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, view.pid, _PRIORITY)
+        if not view.inputs and folder is None:
+            return None
+        return JoiningTimes(piece, await _timed(engine, setup.name, variant, inputs_for(view.inputs, folder)))
+    finally:
+        await engine.close()
+
+
+async def _timed(engine: Engine, service: str, variant: str, inputs: Sequence[dict[str, Tensor]]) -> Timings:
+    service_s, cpu_s = [], []
+    for number, tensors in enumerate(islice(cycle(inputs), WARM_UP + REQUESTS)):
+        try:
+            answer = await engine.infer(service, InferRequest(tensors))
+        except RequestError as error:
+            raise DataError(f"{variant} does not answer the inputs it is timed with: {error}") from error
+        if number >= WARM_UP:
+            service_s.append(answer.end_s - answer.start_s)
+            cpu_s.append(answer.cpu_s)
+    return Timings(service_s, cpu_s)
+
+
+def with_joined(
+    profile: Profile, variant: str, model: ModelRef, like: str, found: JoiningTimes | None
+) -> tuple[Profile, str]:
+    """The profile with a variant that joins, and how it is planned, in words.
+
+    Args:
+        profile: The profile.
+        variant: The variant; nothing changes where it was measured.
+        model: What it loads.
+        like: The measured variant next to it in accuracy.
+        found: Its times; None where it was not timed.
+    """
+    stated = stated_w(model)
+    watts = math.nan if stated is None else stated
+    if found is None:
+        return stretched(profile, variant, like, 1.0, watts), f"{variant} is planned as if it took the times of {like}"
+    known = profile.entry(like, found.piece).alone
+    # Other programs lengthen the times of some requests: the quickest tell a model that computes from one that waits.
+    computes = model.kind is not ModelKind.REMOTE and known.mean_cpu_s >= _CPU_BOUND * known.quantile_s(_QUICK)
+    what = "CPU time" if computes else "time"
+    took_s, known_s = (float(np.median(times.cpu_s if computes else times.service_s)) for times in (found.times, known))
+    ratio = took_s / known_s if known_s > 0 else 0.0
+    if not ratio > 0:
+        return stretched(profile, variant, like, 1.0, watts), f"{variant} is planned as if it took the times of {like}"
+    return stretched(profile, variant, like, ratio, watts), (
+        f"{variant} took {1e3 * took_s:.3g} ms of {what} a request (median of {len(found.times)}) and is planned with "
+        f"the times of {like} times {ratio:.2f}"
+    )

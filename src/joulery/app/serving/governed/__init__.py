@@ -1,0 +1,1 @@
+"""Governed devices of ``joulery up``: their clocks, or their power limits."""

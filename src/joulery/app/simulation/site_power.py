@@ -1,0 +1,93 @@
+"""Power of a site's own jobs: measured by the cluster, else learned from jobs of the same owner and name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
+from joulery.domain.cluster import PastJob
+from joulery.domain.errors import ConfigError
+from joulery.domain.quality import Quality
+from joulery.runtime.schedule.usage import ended_jobs
+
+_PLAUSIBLE_W = (10.0, 3000.0)
+"""Power per GPU with its share of the node; what lies outside is no measurement of a job."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownPower:
+    """Power per GPU of each job, with its share of the node.
+
+    Attributes:
+        job_w: W, float64[n]; NaN where unknown.
+        measured, learned, assumed: Jobs whose power the cluster measured, jobs that have that of others of the same
+            owner and name, and the rest.
+        implausible: Measurements that are none: below 10 or above 3000 W per GPU.
+    """
+
+    job_w: FloatArray
+    measured: int
+    learned: int
+    assumed: int
+    implausible: int
+
+
+def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPower:
+    """What is known of the power of past jobs.
+
+    Args:
+        jobs: Jobs that held GPUs.
+        folder: State folder of a scheduler, whose log has what agents measured of ended jobs; None for none.
+
+    Raises:
+        ConfigError: The folder is no scheduler's.
+    """
+    own_w = np.array([_watts(job) for job in jobs], np.float64)
+    low_w, high_w = _PLAUSIBLE_W
+    implausible = ~np.isnan(own_w) & ((own_w < low_w) | (own_w > high_w))
+    own_w[implausible] = np.nan
+    seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for job, watts in zip(jobs, own_w.tolist(), strict=True):
+        if not math.isnan(watts):
+            seen.setdefault((job.owner, job.name), []).append(
+                (watts * job.elapsed_s * job.gpus, job.elapsed_s * job.gpus)
+            )
+    for kind, joules, slot_s in _ended(folder):
+        if low_w <= joules / slot_s <= high_w:
+            seen.setdefault(kind, []).append((joules, slot_s))
+    mean_w = {kind: sum(j for j, _ in rows) / sum(s for _, s in rows) for kind, rows in seen.items()}
+    kind_w = np.array([mean_w.get((job.owner, job.name), math.nan) for job in jobs], np.float64)
+    learned = np.isnan(own_w) & ~np.isnan(kind_w)
+    job_w = np.where(np.isnan(own_w), kind_w, own_w)
+    measured = int(np.sum(~np.isnan(own_w)))
+    assumed = int(np.sum(np.isnan(job_w)))
+    return KnownPower(job_w, measured, int(np.sum(learned)), assumed, int(np.sum(implausible)))
+
+
+def _watts(job: PastJob) -> float:
+    """Power per GPU as the cluster measured it; NaN where it did not."""
+    gpu_s = job.elapsed_s * job.gpus
+    return job.measured_j / gpu_s if gpu_s > 0 and job.measured_j > 0 else math.nan
+
+
+def _ended(folder: Path | None) -> list[tuple[tuple[str, str], float, float]]:
+    """Owner and name, joules and slot-seconds of jobs whose energy was measured all the time."""
+    if folder is None:
+        return []
+    if not (folder / "runs").is_dir():
+        raise ConfigError("no scheduler wrote to this folder", pointer="--jobs", got=str(folder))
+    return [
+        ((str(entry.get("owner", "")), str(entry.get("name", ""))), float(entry["energy_j"]), float(entry["slot_s"]))
+        for entry in ended_jobs(folder)
+        if _is_measured(entry)
+    ]
+
+
+def _is_measured(entry: Mapping[str, object]) -> bool:
+    whole = not entry.get("unmetered_s") and entry.get("quality") == str(Quality.MEASURED)
+    return whole and all(isinstance(entry.get(key), int | float) and entry[key] for key in ("energy_j", "slot_s"))

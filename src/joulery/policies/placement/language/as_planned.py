@@ -1,0 +1,86 @@
+"""Whether engines that run are those of a plan, as far as they say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from joulery.domain.gpu.language_plan import PlannedEngine, ServedModel, vllm_command
+
+_PRECISIONS = frozenset({"bfloat16", "float16", "float32", "fp8"})
+"""Those that plans and engines call the same."""
+
+
+class EngineCheck(NamedTuple):
+    """One engine against a plan.
+
+    Attributes:
+        name: The engine, as the site calls it.
+        differences: What is not as planned, one sentence each.
+        unread: What the engine does not say.
+        planned: What the plan has of its model; None where it has none.
+    """
+
+    name: str
+    differences: tuple[str, ...]
+    unread: tuple[str, ...]
+    planned: PlannedEngine | None
+
+
+def check_engines(planned: Sequence[PlannedEngine], served: Mapping[str, ServedModel]) -> tuple[EngineCheck, ...]:
+    """Each engine against what is planned of its model; replicas that the site lacks are found by :func:`missing`.
+
+    Args:
+        planned: The plan's engines.
+        served: What each engine says, by its name in the site.
+    """
+    return tuple(_check(name, planned, says) for name, says in served.items())
+
+
+def missing(planned: Sequence[PlannedEngine], checks: Sequence[EngineCheck]) -> tuple[str, ...]:
+    """The models of which the site names fewer replicas than planned, one sentence each."""
+    found = []
+    for model in dict.fromkeys(each.model for each in planned):
+        wanted = sum(each.replicas for each in planned if each.model == model)
+        there = sum(each.planned is not None and each.planned.model == model for each in checks)
+        if there < wanted:
+            found.append(f"the plan has {wanted} replicas of {model}, the site names {there}")
+    return tuple(found)
+
+
+def _check(name: str, planned: Sequence[PlannedEngine], says: ServedModel) -> EngineCheck:
+    if not says.models:
+        return EngineCheck(name, (), ("its model",), None)
+    mine = [each for each in planned if each.model in says.models]
+    if not mine:
+        models = ", ".join(dict.fromkeys(each.model for each in planned))
+        return EngineCheck(name, (f"runs {says.models[-1]}, the plan has {models}",), (), None)
+    alike = min(mine, key=lambda each: sum(bool(word) for word in _differences(each, says)))
+    differences = [word for word in _differences(alike, says) if word]
+    if differences:
+        line = vllm_command(alike.model, alike.precision, alike.gpus, alike.max_num_seqs)
+        differences.append(f"planned: {line}")
+    unread = [
+        words
+        for words, known in (
+            ("--tensor-parallel-size", says.gpus),
+            ("--max-num-seqs", says.max_num_seqs),
+            ("precision", says.precision),
+        )
+        if not known
+    ]
+    return EngineCheck(name, tuple(differences), tuple(unread), alike)
+
+
+def _differences(each: PlannedEngine, says: ServedModel) -> tuple[str, ...]:
+    """What is not as planned; empty words for what is, or is not known."""
+    differs = says.precision and says.precision != each.precision and says.precision in _PRECISIONS
+    return (
+        f"spreads over {says.gpus} GPUs, planned {each.gpus}" if says.gpus not in (None, each.gpus) else "",
+        f"runs {says.max_num_seqs} requests at once, planned {each.max_num_seqs}"
+        if says.max_num_seqs not in (None, each.max_num_seqs)
+        else "",
+        f"has weights in {says.precision}, planned {each.precision}"
+        if differs and each.precision in _PRECISIONS
+        else "",
+    )
