@@ -33,6 +33,7 @@ LEFT_OUT = {
     r"^account ": "needs a trace; tests/ui/cli account several",
     r"^report --by owner --since": "needs the journal of a scheduler; tests/ui/cli report one",
     r"--series": "needs rates that change; tests/ui/cli plan a series",
+    r"--envelope": "takes minutes of CPU; tests/app/planning make a small one and look plans up",
     r"^replay |runs/2026": "names a run of another machine",
     r"^profile (photos|--from|--fit)|--colocate": "measures for minutes, or needs measurements",
     r"\b(DIR|FILE|CMD|FOLDER|SCENARIO)\b": "a pattern, not a command",

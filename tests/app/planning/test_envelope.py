@@ -77,7 +77,7 @@ def test_the_command_makes_keeps_and_draws_one(tmp_path):
     site, out, page = site_file(tmp_path), tmp_path / "e.json", tmp_path / "e.html"
     found = run(site, "--envelope", "--intensity", "300 g/kWh", "--limit", "1 us", "--out", out, "--html", page)
     assert found.exit_code == 0, found.output
-    assert "no plan costs less than the best here by more than" in " ".join(found.output.split())
+    assert "proven at each plan's own load and price" in " ".join(found.output.split())
     assert len(read_envelope(out).loads) == EnvelopeEffort().first, "the limit ends it before a further load"
     assert page.read_text().count("<figure") == 3
 

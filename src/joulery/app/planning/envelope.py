@@ -21,7 +21,7 @@ from joulery.policies.placement.joint.plan import quality_of_fleet
 from joulery.policies.placement.joint.problem import JointRequest
 
 LIMIT_S = 600.0
-"""CPU time that an envelope may take, unless given otherwise."""
+"""CPU time that an envelope may take where no limit is given."""
 _METHOD = "looked up in an envelope"
 
 

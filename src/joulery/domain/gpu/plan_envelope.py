@@ -209,13 +209,18 @@ class Envelope:
         return self.plans[int(order[best])], float(costs[best])
 
     @property
-    def gap_ratio(self) -> float:
-        """The greatest distance of a plan's bound from a look-up at its own load and price, as a ratio of the cost."""
+    def gaps(self) -> tuple[float, ...]:
+        """How far each plan's bound is below a look-up at its own load and price, as a ratio; the nearest first."""
         found = []
         for each in self.plans:
             cost = float(self.costs(each.price, each.load)[1].min())
-            found.append(1 - each.bound / cost if cost > 0 else 0.0)
-        return max(0.0, *found)
+            found.append(max(0.0, 1 - each.bound / cost) if cost > 0 else 0.0)
+        return tuple(sorted(found))
+
+    @property
+    def gap_ratio(self) -> float:
+        """The greatest of the gaps."""
+        return self.gaps[-1]
 
     def errors(self) -> tuple[EnvelopeError, ...]:
         """Between each two loads, how far a look-up may be above the best plan known; the farthest first.

@@ -93,7 +93,7 @@ def test_an_independent_pricer_proves_the_bound_for_every_single_service(seed):
             assert worth(certificate, one.gpu_type.name, one.clocked.clock_mhz, instances) <= cost * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [2, 6, 9])
+@pytest.mark.parametrize("seed", [2, 6])
 def test_the_same_value_as_with_every_service_by_itself(seed):
     request = copies(random_request(seed), 3)
     kinds, each = plan_joint(request, AS_KINDS), plan_joint(request, EACH)

@@ -24,10 +24,10 @@ def at(request, load, objective):
     return replace(with_rates(request, rates), objective=objective)
 
 
-@pytest.fixture(scope="module", params=[0, 1, 9])
+@pytest.fixture(scope="module", params=[0, 9])
 def made(request):
     asked = random_request(request.param)
-    return asked, make_envelope(asked, AXIS, effort=EnvelopeEffort(loads=24))
+    return asked, make_envelope(asked, AXIS, effort=EnvelopeEffort(loads=14))
 
 
 def points(envelope, count, seed=0):
@@ -151,7 +151,7 @@ def test_without_rent_there_is_one_price():
 
 @pytest.mark.parametrize("point", [(math.nan, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, math.nan), (math.inf, 1.0)])
 def test_a_point_that_cannot_be_meant_is_refused(made, point):
-    with pytest.raises(ConfigError, match="a load above 0"):
+    with pytest.raises(ConfigError, match="a price from 0"):
         made[1].lookup(*point)
 
 

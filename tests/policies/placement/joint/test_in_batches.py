@@ -71,14 +71,14 @@ def test_kinds_are_planned_in_batches_too():
 
 
 def test_batches_share_the_pool_and_the_power_cap():
-    request = twelve(levels=2)
+    request = twelve(levels=1)
     free = plan_joint(request, JointEffort(together=4))
     gpus, watts = len(free.gpus), free.certificate.power_w
-    pooled = replace(request, fleet=(fleet(2, available=gpus),), power_cap_w=watts * 1.001)
+    pooled = replace(request, fleet=(fleet(1, available=gpus),), power_cap_w=watts * 1.001)
     plan = plan_joint(pooled, JointEffort(together=4))
     assert len(plan.gpus) <= gpus
     assert math.fsum(gpu.power_w for gpu in plan.gpus) <= watts * 1.001 + 1e-6
-    for tight in (replace(request, fleet=(fleet(2, available=4),)), replace(request, power_cap_w=600.0)):
+    for tight in (replace(request, fleet=(fleet(1, available=4),)), replace(request, power_cap_w=600.0)):
         with pytest.raises(InfeasibleError, match="planned in batches of 4"):
             plan_joint(tight, JointEffort(together=4))
 

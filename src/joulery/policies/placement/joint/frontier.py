@@ -1,12 +1,14 @@
 """Making an envelope: plans at the prices and loads where the ones known so far are farthest from the best.
 
 At a load the prices come first. The plans of the lowest and the highest price are two lines; where they cross, a third
-plan is sought, and so on until none is better (Cohon, 1978). Then loads: of all intervals the one whose look-ups may be
-farthest from the best known plan is cut in two, and planned for at the prices at which its neighbours' plans change.
+plan is sought, and so on until none is better (Cohon, 1978). Then loads: of all stretches between two of them the one
+that adds most to the error of look-ups, by its width and by how far they may be from the best known plan, is cut in
+two, and planned for at prices between those at which its neighbours' plans change.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from joulery.domain.errors import InfeasibleError
-from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, PriceAxis
+from joulery.domain.gpu.plan_envelope import Envelope, EnvelopeError, EnvelopePlan, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort
@@ -25,6 +27,8 @@ LOADS = (0.2, 1.2)
 """Loads between which an envelope is made."""
 _PRICES = 24
 """Prices at which errors are looked for, between the lowest and the highest."""
+_APART = 1.15
+"""Prices closer to one another, as a ratio, are planned for once."""
 _RENT_FEW, _RENT_MOST = 1 / 30, 100.0
 """Lowest and highest price: what the price adds to the cheapest plan, as a ratio of its rent."""
 
@@ -43,7 +47,7 @@ class EnvelopeEffort:
     """
 
     joint: JointEffort = field(
-        default_factory=lambda: JointEffort(gaps=(0.03,), near=150, nodes=20_000, wide_ratio=0.01)
+        default_factory=lambda: JointEffort(gaps=(0.1, 0.03), near=150, nodes=20_000, wide_ratio=0.01)
     )
     first: int = 7
     loads: int = 400
@@ -87,13 +91,22 @@ def make_envelope(
             break
         progress(len(search.loads), math.inf)
     while len(search.loads) < effort.loads and proceed():
-        envelope = search.envelope()
-        wide = [e for e in envelope.errors() if e.to_load > e.from_load * (1 + effort.narrowest_ratio)]
-        if not wide or wide[0].error_ratio <= effort.error_ratio:
+        wide = [
+            each
+            for each in search.envelope().errors()
+            if each.error_ratio > effort.error_ratio and each.to_load > each.from_load * (1 + effort.narrowest_ratio)
+        ]
+        if not wide:
             break
         progress(len(search.loads), wide[0].error_ratio)
-        search.add(math.sqrt(wide[0].from_load * wide[0].to_load), everywhere=False)
+        worst = max(wide, key=_weight)
+        search.add(math.sqrt(worst.from_load * worst.to_load), everywhere=False)
     return search.envelope()
+
+
+def _weight(error: EnvelopeError) -> float:
+    """What a stretch adds to the error of a look-up anywhere."""
+    return min(error.error_ratio, 1.0) * (error.to_load - error.from_load)
 
 
 class _Search:
@@ -128,14 +141,9 @@ class _Search:
         if self._ends is None:
             self._ends = self._price_ends(solve)
         low, high = self._ends
-        if high <= low:
-            found = [solve(low)]
-        elif everywhere:
-            found = self._supported(solve, low, high)
-        else:
-            found = [solve(price) for price in self._neighbours_prices(load)]
-        kept = Envelope(self._axis, tuple(found), (low, high), (load,))
-        self._plans[load] = [each for each, _, _ in kept.frontier(load)]
+        prices = [low] if high <= low else [high, low] if everywhere else self._neighbours_prices(load)
+        found = self._supported(load, solve, [solve(price) for price in prices])
+        self._plans[load] = [each for each, _, _ in self._frontier(load, found)]
         self.loads.append(load)
 
     def _solver(self, load: float) -> Callable[[float], EnvelopePlan]:
@@ -172,20 +180,27 @@ class _Search:
             return 1.0, 1.0
         return rent / added * _RENT_FEW, rent / added * _RENT_MOST
 
-    def _supported(self, solve: Callable[[float], EnvelopePlan], low: float, high: float) -> list[EnvelopePlan]:
-        """Plans that are best at some price: where two lines cross, a third is sought below."""
-        found = [solve(low), solve(high)]
-        pairs = [(found[0], found[1])]
-        while pairs:
-            one, other = pairs.pop()
-            price = self._crossing(one, other)
-            if price is None or not low < price < high:
-                continue
+    def _supported(
+        self, load: float, solve: Callable[[float], EnvelopePlan], found: list[EnvelopePlan]
+    ) -> list[EnvelopePlan]:
+        """Plans that are best at some price: where the lines of two of them cross, a third is sought below."""
+        tried = set[tuple[int, int]]()
+        while True:
+            best = [each for each, _, _ in self._frontier(load, found)]
+            pairs = [(one, other) for one, other in itertools.pairwise(best) if (id(one), id(other)) not in tried]
+            price = next((price for pair in pairs if (price := self._crossing(*pair)) is not None), None)
+            if price is None:
+                return found
+            one, other = next(pair for pair in pairs if self._crossing(*pair) == price)
+            tried.add((id(one), id(other)))
             between = solve(price)
             if self._cost(between, price) < self._cost(one, price) * (1 - self._effort.better_ratio):
                 found.append(between)
-                pairs += [(one, between), (between, other)]
-        return found
+
+    def _frontier(self, load: float, plans: Sequence[EnvelopePlan]) -> tuple[tuple[EnvelopePlan, float, float], ...]:
+        """Which of some plans for a load is best at which prices."""
+        assert self._ends is not None
+        return Envelope(self._axis, tuple(plans), self._ends, (load,)).frontier(load)
 
     def _crossing(self, one: EnvelopePlan, other: EnvelopePlan) -> float | None:
         """The price at which two plans for one load cost the same; None where they are never apart."""
@@ -206,17 +221,16 @@ class _Search:
         for other in (below, above):
             if other is None:
                 continue
-            envelope = Envelope(self._axis, tuple(self._plans[other]), (low, high), (other,))
-            for _, begin, end in envelope.frontier(other):
+            for _, begin, end in self._frontier(other, self._plans[other]):
                 if begin > low and end < high:
                     prices.add(math.sqrt(begin * end))
-        return _apart(sorted(prices))
+        return _apart(sorted(prices, reverse=True))
 
 
 def _apart(prices: Sequence[float]) -> list[float]:
-    """The prices, those that nearly repeat one before left out."""
+    """Prices, the highest first, without those that nearly repeat one before."""
     found: list[float] = []
     for price in prices:
-        if not found or price > 1.15 * found[-1]:
+        if not found or price < found[-1] / _APART:
             found.append(price)
     return found

@@ -19,6 +19,8 @@ from joulery.policies.placement.highs import SolveStatus, add_row, new_model, ru
 
 _COUNTS_MAX = 16
 """Numbers of GPUs solved for, at most."""
+_FEW = 10
+"""Part of the branchings that each number of GPUs has at least."""
 
 
 class WholeNumbers(NamedTuple):
@@ -37,12 +39,22 @@ class WholeNumbers(NamedTuple):
     status: SolveStatus
 
 
-def solve_by_count(model: Any, columns: Sequence[int], gap_ratio: float) -> WholeNumbers:
+def solve_at_once(model: Any) -> WholeNumbers:
+    """Solve a model in whole numbers, whatever the number of GPUs."""
+    status = run(model)
+    info, values = model.getInfo(), np.array(model.getSolution().col_value, np.float64)
+    if not len(values) or not math.isfinite(info.objective_function_value):
+        return WholeNumbers(np.zeros(0), math.inf, math.inf, status)
+    return WholeNumbers(values, float(info.objective_function_value), float(info.mip_dual_bound), status)
+
+
+def solve_by_count(model: Any, columns: Sequence[int], gap_ratio: float, branchings: int) -> WholeNumbers:
     """Solve a model in whole numbers for each number of GPUs that could be best.
 
     Args:
         model: The model, its columns whole where they have to be; a row is added to it.
         columns: Those whose sum is the number of GPUs.
+        branchings: In all; each further number of GPUs has a few at least.
         gap_ratio: A number of GPUs is left out where its relaxation is no further below the best solution, as a ratio.
     """
     relaxed = _Relaxed(model, columns)
@@ -50,7 +62,7 @@ def solve_by_count(model: Any, columns: Sequence[int], gap_ratio: float) -> Whol
     add_row(model, 0.0, math.inf, columns, [1.0] * len(columns))
     best = WholeNumbers(np.zeros(0), math.inf, math.inf, SolveStatus.INFEASIBLE)
     start = math.floor(relaxed.gpus + 1e-9)
-    sides, sure = {-1: start, 1: start + 1}, True
+    sides, sure, left = {-1: start, 1: start + 1}, True, branchings
     for solved in range(_COUNTS_MAX + 1):
         sides = {step: count for step, count in sides.items() if count >= 0}
         if not sides:
@@ -64,8 +76,10 @@ def solve_by_count(model: Any, columns: Sequence[int], gap_ratio: float) -> Whol
             sure = sure and (solved < _COUNTS_MAX or not least < best.value)
             break
         model.changeRowBounds(row, float(count), float(count))
+        model.setOptionValue("mip_max_nodes", max(left, branchings // _FEW))
         status = run(model)
         info, values = model.getInfo(), np.array(model.getSolution().col_value, np.float64)
+        left -= int(info.mip_node_count)
         found = (
             float(info.objective_function_value) if len(values) and status is not SolveStatus.INFEASIBLE else math.inf
         )

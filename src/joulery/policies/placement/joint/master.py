@@ -18,7 +18,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.divisions import divisions_of
-from joulery.policies.placement.joint.gpu_counts import solve_by_count
+from joulery.policies.placement.joint.gpu_counts import solve_at_once, solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -185,8 +185,13 @@ class JointMaster:
         last = first + len(self.patterns)
         self._add_divisions(mip, first)
         make_whole(mip, range(self._first, last + len(self.divisions)))
-        gpus = [*range(self._first + len(self.problem.slices), last)]
-        values, value, proven, status = solve_by_count(mip, gpus, gap_ratio)
+        # Cut GPUs are chosen by slices, whose whole numbers decide: there the solver's own branching proves more.
+        found = (
+            solve_at_once(mip)
+            if self.problem.slices
+            else solve_by_count(mip, range(first, last), gap_ratio, branchings)
+        )
+        values, value, proven, status = found
         if not len(values):
             return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
         unserved = values[len(self._flows) : self._first]

@@ -31,6 +31,8 @@ _EXACT_RATIO = 1e-6
 """Relative gap at which a solution in whole numbers is optimal."""
 _QUICK_RATIO = 1e-3
 """The same while patterns are still sought."""
+_QUICK_PART = 5
+"""Of the branchings, what whole numbers may take while patterns are still sought."""
 _NEAR_RATIO = 0.02
 """How far from worth their price slices and cuts may be that the first plan is made of, as a part of the bound."""
 _CUT_SECONDS = 3.0
@@ -133,7 +135,9 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
 def _whole(generator: JointGenerator, gap_ratio: float, slack: float) -> JointSolution:
     effort = generator.effort
     seconds = effort.seconds * (_CUT_SECONDS if generator.problem.slices else 1.0)
-    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=effort.branchings, slack=slack)
+    few = gap_ratio > _EXACT_RATIO and not generator.problem.slices
+    branchings = effort.branchings // (_QUICK_PART if few else 1)
+    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=branchings, slack=slack)
 
 
 def _served(whole: JointSolution) -> bool:

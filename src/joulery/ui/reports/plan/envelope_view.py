@@ -63,9 +63,10 @@ def sentences(envelope: Envelope) -> list[str]:
         )
         more = f" and {len(off) - _NAMED} other stretches" if len(off) > _NAMED else ""
         found.append(f"farther off between loads {named}{more}: another GPU is needed there, or the limit came first")
+    gaps = envelope.gaps
     found.append(
-        f"no plan costs less than the best here by more than {percent(envelope.gap_ratio)}, proven at each plan's own "
-        "load and price"
+        f"proven at each plan's own load and price: no plan costs less than half of these by more than "
+        f"{percent(gaps[len(gaps) // 2])}, than the worst of them by more than {percent(gaps[-1])}"
     )
     return found
 
