@@ -16,7 +16,7 @@ from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 
 AXIS = PriceAxis("carbon", g_per_kwh=300.0)
-LIMIT_S = 420.0
+LIMIT_S = 600.0
 """CPU seconds that the envelope may take."""
 POINTS = 50
 _LOOKUPS = 2000
