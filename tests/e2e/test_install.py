@@ -108,7 +108,7 @@ def test_the_lowest_versions_are_those_of_the_ranges():
     extras = project["optional-dependencies"]
     ranges = [
         *project["dependencies"],
-        *(r for name in ("plan", "parquet", "serve", "export", "nvidia") for r in extras[name]),
+        *(r for name in ("plan", "parquet", "serve", "export", "nvidia", "vision", "grpc") for r in extras[name]),
     ]
     lowest = dict(re.findall(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", "\n".join(ranges)))
     pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "requirements/lowest.txt").read_text(), re.MULTILINE))

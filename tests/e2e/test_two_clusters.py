@@ -44,6 +44,11 @@ def runs(cluster: SlurmCluster, job: int) -> bool:
     return cluster.run("squeue", "-h", "-t", "R", "-o", "%i").split() == [f"{job}"]
 
 
+def reason(cluster: SlurmCluster, job: str) -> str:
+    """Why a job waits, as Slurm says."""
+    return cluster.run("squeue", "-h", "-j", job, "-o", "%r").strip()
+
+
 def test_jobs_of_two_clusters_do_not_mix(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("east", "west")}
     (tmp_path / "site.yaml").write_text(SITE.format(**folders))
@@ -75,9 +80,9 @@ def test_jobs_of_two_clusters_do_not_mix(tmp_path: Path) -> None:
         joulery(tmp_path, "schedule", "site.yaml", "--cluster", "east", "--once", "--mode", "act", "--json")
         assert (tmp_path / "joulery-jobs/east/journal-act.jsonl").exists()
         assert not (tmp_path / "joulery-jobs/west").exists()
-        waits = ((east, "2"), (west, "3"))
-        reasons = [cluster.run("squeue", "-h", "-j", job, "-o", "%r").strip() for cluster, job in waits]
-        assert reasons[0] in ("JobHeldAdmin", "Resources", "Priority") and "Held" not in reasons[1]
+        # Slurm gives no reason until its scheduler has looked at the job.
+        wait_until(lambda: reason(east, "2") in ("JobHeldAdmin", "Resources", "Priority"), "why job 2 waits")
+        assert "Held" not in reason(west, "3")
 
         _, error = joulery(tmp_path, "schedule", "site.yaml", "--once", code=2)
         assert "which cluster?" in error and "east, west" in error
