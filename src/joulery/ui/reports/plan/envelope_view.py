@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from joulery.domain.format import percent
+from joulery.domain.format import number, percent
 from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.ui.kit.charts import Axes, Line, legend, lines
@@ -132,7 +132,7 @@ def _rows(envelope: Envelope) -> list[tuple[str, ...]]:
             power_w = plan.power_at_w(load)
             grams = objective.carbon_g_per_hour(power_w, len(plan.gpus))
             first, last = low <= envelope.prices[0], high >= envelope.prices[-1]
-            price = "any" if first and last else f"up to {high:.4g}" if first else f"from {low:.4g}"
+            price = "any" if first and last else f"up to {number(high)}" if first else f"from {number(low)}"
             found.append(
                 (
                     "" if at else f"{load:.3g}",
@@ -156,7 +156,7 @@ def _gpus(plan: EnvelopePlan) -> str:
 
 
 def _price(envelope: Envelope, price: float) -> str:
-    return f"{price:.4g} {envelope.axis.unit}"
+    return number(price, envelope.axis.unit)
 
 
 def _frontiers(envelope: Envelope) -> tuple[list[Line], list[str]]:
