@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.native_output import without_solver_lines
 from joulery.ui.cli.options import option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from joulery.app.planning.plans import SitePlan
+    from joulery.app.planning.plans import PlanOptions, SitePlan
     from joulery.config.site import Site
 
 
@@ -113,7 +114,7 @@ def command(
 
     Exits with 3 if infeasible, or if the plan of the policy is predicted to violate an SLO.
     """
-    from joulery.app.planning.plans import PlanOptions, plan_site
+    from joulery.app.planning.plans import PlanOptions
     from joulery.config import load
 
     file, series, envelope = _site_of(file, series, envelope)
@@ -131,7 +132,7 @@ def command(
     options = PlanOptions(
         preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
     )
-    made = plan_site(site, options)
+    made = _planned(site, options)
     _keep(document := made.document(), out)
     if page_file is not None:
         _write(page_file, _page(made, site, Path(file).stem))
@@ -142,6 +143,14 @@ def command(
         _show(made, explain, triton)
     if made.violates:
         raise click.exceptions.Exit(3)
+
+
+def _planned(site: Site, options: PlanOptions) -> SitePlan:
+    """The plan of a site."""
+    from joulery.app.planning.plans import plan_site
+
+    with without_solver_lines():
+        return plan_site(site, options)
 
 
 def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str | None, str | None, str | None]:
@@ -182,7 +191,8 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
     if at is not None:
         raise ConfigError("--at looks up an envelope that is made already", pointer="--at", hint="--envelope FILE")
     limit_s = LIMIT_S if limit is None else flag_quantity(limit, TIME, "--limit")
-    made = site_envelope(site, g_per_kwh, limit_s=limit_s, progress=_progress)
+    with without_solver_lines():
+        made = site_envelope(site, g_per_kwh, limit_s=limit_s, progress=_progress)
     _keep(document := envelope_document(made), out)
     if given["page_file"] is not None:
         _write(given["page_file"], envelope_page(made, site.name))
@@ -231,7 +241,8 @@ def _plan_series(site: Site, loads: Path | None, given: Mapping[str, Any]) -> No
     from joulery.ui.reports.plan.shares_text import series_view
 
     _refuse_beside(given, _NOT_WITH_SERIES, "--series makes several")
-    made = plan_site_series(site, given["preset"], given["max_migrations"], loads)
+    with without_solver_lines():
+        made = plan_site_series(site, given["preset"], given["max_migrations"], loads)
     document = series_document(made)
     _keep(document, given["out"])
     if given["as_json"]:

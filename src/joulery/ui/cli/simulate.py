@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from joulery.ui.cli.native_output import without_solver_lines
 from joulery.ui.cli.options import option
 
 
@@ -80,7 +81,7 @@ def command(
         )
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
-    with _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
+    with without_solver_lines(), _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
         played = play(made, Overrides(names, seeds, given), bar.show)
     if out is not None:
         from joulery.store.run.directory import create_run

@@ -1,0 +1,40 @@
+"""What native libraries print on standard output, kept out of what a command prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+HIGHS_LINE = b"HighsMipSolverData::"
+"""HiGHS prints such a line now and then, whatever its options (github.com/ERGO-Code/HiGHS/issues/2783)."""
+
+
+@contextmanager
+def without_solver_lines() -> Iterator[None]:
+    """Drop lines of the solver, which would stand in the middle of a JSON document; all others are passed on."""
+    import ctypes
+
+    native = ctypes.CDLL(None)
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    sys.stdout.flush()
+    native.fflush(None)
+    held = os.memfd_create("stdout")
+    os.dup2(held, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        native.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        with os.fdopen(held, "rb") as lines:
+            lines.seek(0)
+            for line in lines:
+                if not line.startswith(HIGHS_LINE):
+                    os.write(1, line)
