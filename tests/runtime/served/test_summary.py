@@ -12,12 +12,12 @@ from joulery.accounting.charge import Charged, cpu_shares, divide
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.footprint import Footprint, Part
 from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.json_numbers import known_numbers
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice, SliceKind, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.layouts import Predictor
-from joulery.runtime.served.finish import known_numbers
 from joulery.runtime.served.summary import (
     RunCost,
     ServedService,

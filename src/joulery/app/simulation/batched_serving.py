@@ -16,6 +16,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.format import UNKNOWN, si
 from joulery.domain.gpu import provisioning as provision
 from joulery.domain.gpu.provisioning import PlannedGpu
+from joulery.domain.json_numbers import known_number
 from joulery.perf.catalog import profile
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import REQUESTS_MIN, fit_arrivals
@@ -218,8 +219,8 @@ def _verdict(plan: Plan, verdict: ServiceVerdict) -> dict[str, Any]:
                 "unanswered": one.unanswered,
                 "offered_rps": one.offered_rps,
                 "throughput_rps": one.throughput_rps,
-                "p50_s": _finite(one.p50_s),
-                "tail_s": _finite(one.tail_s),
+                "p50_s": known_number(one.p50_s),
+                "tail_s": known_number(one.tail_s),
                 "quantile": one.slo.quantile,
                 "slo_s": one.slo.latency_s,
                 "violated": one.violated,
@@ -228,7 +229,7 @@ def _verdict(plan: Plan, verdict: ServiceVerdict) -> dict[str, Any]:
         ],
         "gpu": [
             {
-                "clock_mhz": _finite(gpu.clock_mhz),
+                "clock_mhz": known_number(gpu.clock_mhz),
                 "energy_j": gpu.energy_j,
                 "idle_j": gpu.idle_j,
                 "instances": [
@@ -246,10 +247,6 @@ def _verdict(plan: Plan, verdict: ServiceVerdict) -> dict[str, Any]:
             for row, gpu in zip(plan, verdict.gpus, strict=True)
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _counts(verdicts: Sequence[ServiceVerdict]) -> list[float]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.json_numbers import known_number
 from joulery.domain.quality import Quality
 from joulery.domain.serving.service import Slice
 
@@ -82,11 +83,11 @@ class Timings:
             "summary": {
                 "runs": len(self),
                 "mean_s": self.mean_s,
-                "mean_error_ratio": _number(self.mean_error_ratio),
+                "mean_error_ratio": known_number(self.mean_error_ratio),
                 "p50_s": self.quantile_s(0.5),
                 "p95_s": self.quantile_s(0.95),
                 "mean_cpu_s": self.mean_cpu_s,
-                "drift_ratio": _number(self.drift_ratio),
+                "drift_ratio": known_number(self.drift_ratio),
             },
         }
 
@@ -222,7 +223,7 @@ class Profile:
             "created_s": self.created_s,
             "machine": dict(self.machine),
             "power": {
-                "idle_w": _number(self.idle_w),
+                "idle_w": known_number(self.idle_w),
                 "meter": self.meter,
                 "quality": self.quality.value,
                 "band_ratio": self.band_ratio,
@@ -291,7 +292,3 @@ def _entry_from_dict(data: Mapping[str, Any]) -> SliceProfile:
         awake_w=float(data.get("awake_w", 0.0)),
         batches={int(n): Timings(one["service_s"], one["cpu_s"]) for n, one in data.get("batches", {}).items()},
     )
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -16,6 +16,7 @@ The simulator and the agents of the nodes drive the same object.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -130,6 +131,31 @@ class PowerLimitState:
         return self.phase is LimitPhase.HOLD and (set(tuner.ratios) <= set(self.tried))
 
 
+def check_limit_search(
+    eta: float,
+    max_slowdown: float,
+    ratios: Sequence[float],
+    *,
+    period_s: float,
+    trial_s: float,
+    settle_s: float,
+    review_s: float,
+) -> None:
+    """Refuse the settings of a search for a power limit.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+    if not 0 <= eta <= 1:
+        raise ConfigError("eta weighs energy against time", got=str(eta), expected="0 to 1")
+    if not 1 <= max_slowdown < math.inf:
+        raise ConfigError("a slowdown bound is at least 1", got=str(max_slowdown))
+    if list(ratios) != sorted(ratios, reverse=True) or any(not 0 < ratio < 1 for ratio in ratios):
+        raise ConfigError("limits are shares of full power, highest first", got=str(ratios))
+    if not (0 < period_s <= trial_s <= review_s < math.inf and 0 <= settle_s < math.inf):
+        raise ConfigError("times are period <= trial <= review", got=f"{period_s}, {trial_s} s")
+
+
 @dataclass(frozen=True, slots=True)
 class PowerLimitTuner:
     """Chooses the power limit of one job.
@@ -157,14 +183,15 @@ class PowerLimitTuner:
     name: str = "power-limit"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1:
-            raise ConfigError("eta weighs energy against time", got=str(self.eta), expected="0 to 1")
-        if not 1 <= self.max_slowdown < math.inf:
-            raise ConfigError("a slowdown bound is at least 1", got=str(self.max_slowdown))
-        if list(self.ratios) != sorted(self.ratios, reverse=True) or any(not 0 < ratio < 1 for ratio in self.ratios):
-            raise ConfigError("limits are shares of full power, highest first", got=str(self.ratios))
-        if not (0 < self.period_s <= self.trial_s <= self.review_s < math.inf and 0 <= self.settle_s < math.inf):
-            raise ConfigError("times are period <= trial <= review", got=f"{self.period_s}, {self.trial_s} s")
+        check_limit_search(
+            self.eta,
+            self.max_slowdown,
+            self.ratios,
+            period_s=self.period_s,
+            trial_s=self.trial_s,
+            settle_s=self.settle_s,
+            review_s=self.review_s,
+        )
 
     @property
     def trial_credit_s(self) -> float:

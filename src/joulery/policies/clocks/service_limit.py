@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
+from joulery.domain.json_numbers import known_numbers
 from joulery.policies.clocks.limit_comparison import (
     FULL,
     LimitComparison,
@@ -38,7 +39,7 @@ from joulery.policies.clocks.limit_comparison import (
     compared,
     faded,
 )
-from joulery.policies.clocks.power_limit import LIMIT_RATIOS, LimitPhase
+from joulery.policies.clocks.power_limit import LIMIT_RATIOS, LimitPhase, check_limit_search
 
 SET_POWER_LIMIT = "set_power_limit"
 MIN_ANSWERS = 20
@@ -125,7 +126,8 @@ class ServingDeviceView:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what is not finite as None."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        document: dict[str, Any] = known_numbers(asdict(self))
+        return document
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ServingDeviceView:
@@ -218,14 +220,15 @@ class ServiceLimitTuner:
     name: ClassVar[str] = "service-power-limit"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1:
-            raise ConfigError("eta weighs energy against time", got=str(self.eta), expected="0 to 1")
-        if not 1 <= self.max_slowdown < math.inf:
-            raise ConfigError("a slowdown bound is at least 1", got=str(self.max_slowdown))
-        if list(self.ratios) != sorted(self.ratios, reverse=True) or any(not 0 < ratio < 1 for ratio in self.ratios):
-            raise ConfigError("limits are shares of full power, highest first", got=str(self.ratios))
-        if not (0 < self.period_s <= self.trial_s <= self.review_s < math.inf and 0 <= self.settle_s < math.inf):
-            raise ConfigError("times are period <= trial <= review", got=f"{self.period_s}, {self.trial_s} s")
+        check_limit_search(
+            self.eta,
+            self.max_slowdown,
+            self.ratios,
+            period_s=self.period_s,
+            trial_s=self.trial_s,
+            settle_s=self.settle_s,
+            review_s=self.review_s,
+        )
         if not 0 < self.baseline_ratio <= 0.5:
             raise ConfigError("a limit is compared with full power for part of the time", got=str(self.baseline_ratio))
 
@@ -481,11 +484,3 @@ def state_record(state: ServiceLimitState) -> LimitRecord:
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: math.nan if value is None else value for key, value in fields.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

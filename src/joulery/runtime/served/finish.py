@@ -21,6 +21,7 @@ from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.energy.power import BusyTimes, PowerTrace
+from joulery.domain.json_numbers import known_numbers
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.account import Basis, account, busy_together
 from joulery.runtime.measuring.terms import Span, Terms
@@ -223,17 +224,6 @@ def write_requests(writer: RunWriter, requests: RequestColumns) -> None:
     """
     blocks = (series_columns(block, requests) for block in requests.blocks())
     write_blocks(writer.path / "requests.parquet", blocks, series_columns(requests.rows[:0], requests))
-
-
-def known_numbers(value: Any) -> Any:
-    """The same object with null for every number that is not finite, all the way down."""
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: known_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [known_numbers(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True, slots=True)

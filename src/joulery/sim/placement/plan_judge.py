@@ -14,7 +14,7 @@ from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.slices import part_scv
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
-from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServingProcess, Trial, judge
+from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServiceVerdict, ServingProcess, Trial, judge
 from joulery.sim.placement.gpu import InterferenceTruth
 from joulery.sim.placement.sliced_gpu import sliced_truth, tenant_name
 from joulery.sim.queues.batching import BatchRule
@@ -69,15 +69,9 @@ def judge_plan(
         sliced: What was measured of the slices of each GPU type that can be cut. Its curves are simulated in a form of
             three numbers, which is not what the planner took.
     """
-    services = [Service(each.id, _arrivals(each), each.slo) for each in workloads]
     simulated = [_simulated(gpu, truths, sliced or {}) for gpu in gpus]
-    trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY)
-    verdicts = [judge(services, simulated, trial, Streams(seed)) for seed in range(seeds)]
+    verdicts, tails = _judged(workloads, simulated, seeds, Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY))
     host_w = math.fsum(0.0 if math.isnan(gpu.host_w) else gpu.host_w for gpu in gpus)
-    tails = {
-        each.id: max(verdict.services[at].tail_s for verdict in verdicts) / each.slo.latency_s
-        for at, each in enumerate(workloads)
-    }
     power_w = math.fsum(verdict.power_w for verdict in verdicts) / len(verdicts) + host_w
     return PlanVerdict(_names(gpus, truths, sliced or {}), seeds, power_w, tails)
 
@@ -116,14 +110,8 @@ def judge_layouts(
             arrivals = Arrivals.general(part_scv(workload.arrivals.scv, min(1.0, one.rate_rps / workload.rate_rps)))
             own.append(replace(workload, id=name, rate_rps=one.rate_rps, arrivals=arrivals))
         first.append(replace(alike[0], instances=tuple(instances)))
-    services = [Service(each.id, _arrivals(each), each.slo) for each in own]
-    trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY)
     simulated = [_simulated(gpu, truths, {}) for gpu in first]
-    verdicts = [judge(services, simulated, trial, Streams(seed)) for seed in range(seeds)]
-    tails = {
-        each.id: max(verdict.services[at].tail_s for verdict in verdicts) / each.slo.latency_s
-        for at, each in enumerate(own)
-    }
+    verdicts, tails = _judged(own, simulated, seeds, Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY))
     worst, power_w = dict.fromkeys(known, 0.0), 0.0
     for at, alike in enumerate(layouts.values()):
         board_w = math.fsum(each.gpus[at].energy_j / each.window_s for each in verdicts) / seeds
@@ -133,6 +121,19 @@ def judge_layouts(
             for place, one in enumerate(gpu.instances):
                 worst[one.workload] = max(worst[one.workload], tails[f"{at}/{place}"])
     return PlanVerdict(_names(gpus, truths, {}), seeds, power_w, worst, len(layouts))
+
+
+def _judged(
+    workloads: Sequence[Workload], gpus: Sequence[Gpu], seeds: int, trial: Trial
+) -> tuple[list[ServiceVerdict], dict[str, float]]:
+    """What was seen under each seed, and each service's worst tail over its SLO."""
+    services = [Service(each.id, _arrivals(each), each.slo) for each in workloads]
+    verdicts = [judge(services, gpus, trial, Streams(seed)) for seed in range(seeds)]
+    tails = {
+        each.id: max(verdict.services[at].tail_s for verdict in verdicts) / each.slo.latency_s
+        for at, each in enumerate(workloads)
+    }
+    return verdicts, tails
 
 
 def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.json_numbers import known_number, or_nan
 
 CORRECT_PREDICTOR, REPLAN, KEEP_PLAN = "correct_predictor", "replan", "keep_plan"
 _ROUNDING_S = 1e-6
@@ -47,18 +48,19 @@ class DriftObservation(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         known = {
-            name: [_known(each.rate_rps), _known(each.batch_s), each.batches] for name, each in self.readings.items()
+            name: [known_number(each.rate_rps), known_number(each.batch_s), each.batches]
+            for name, each in self.readings.items()
         }
-        return {"now_s": self.now_s, "readings": known, "g_per_kwh": _known(self.g_per_kwh)}
+        return {"now_s": self.now_s, "readings": known, "g_per_kwh": known_number(self.g_per_kwh)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DriftObservation:
         """The observation that :meth:`as_dict` made this of."""
         readings = {
-            str(name): ServiceReading(_number(rate), _number(batch_s), int(batches))
+            str(name): ServiceReading(or_nan(rate), or_nan(batch_s), int(batches))
             for name, (rate, batch_s, batches) in data["readings"].items()
         }
-        return cls(float(data["now_s"]), readings, _number(data["g_per_kwh"]))
+        return cls(float(data["now_s"]), readings, or_nan(data["g_per_kwh"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,8 @@ class PlanDrift:
         return {
             **{name: dict(getattr(self, name)) for name in _MAPPINGS},
             **{name: getattr(self, name) for name in _NUMBERS},
-            "watt": [watt.per_w, watt.per_w_per_g, _known(watt.g_per_kwh), watt.why_fixed],
-            "seen_s": _known(self.seen_s),
+            "watt": [watt.per_w, watt.per_w_per_g, known_number(watt.g_per_kwh), watt.why_fixed],
+            "seen_s": known_number(self.seen_s),
         }
 
     @classmethod
@@ -158,8 +160,8 @@ class PlanDrift:
         per_w, per_w_per_g, g_per_kwh, why = data["watt"]
         fields: dict[str, Any] = {name: data[name] for name in _NUMBERS}
         fields |= {name: {str(key): float(value) for key, value in data[name].items()} for name in _MAPPINGS}
-        watt = WattPrice(float(per_w), float(per_w_per_g), _number(g_per_kwh), str(why))
-        return cls(**fields, watt=watt, seen_s=_number(data["seen_s"]))
+        watt = WattPrice(float(per_w), float(per_w_per_g), or_nan(g_per_kwh), str(why))
+        return cls(**fields, watt=watt, seen_s=or_nan(data["seen_s"]))
 
     def initial(self) -> DriftState:
         """What the plan before has seen."""
@@ -274,11 +276,3 @@ class PlanDrift:
 
 _MAPPINGS = ("planned_rps", "predicted_s", "corrections", "rates_rps")
 _NUMBERS = ("band_ratio", "patience_s", "less_patience_s", "memory_s", "least_correction_ratio", "min_batches")
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

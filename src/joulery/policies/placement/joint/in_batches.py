@@ -8,7 +8,7 @@ alone, which no layout can undercut, for nothing fits in less beside others.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.provisioning.many_kinds.in_batches import each_model_in_turn
 
 BATCH = 48
 """Kinds of services planned at once."""
@@ -87,15 +88,7 @@ def least_prices(problem: JointProblem) -> FloatArray:
 
 def _batches(services: Sequence[JointService], batch: int) -> list[tuple[JointService, ...]]:
     """The services in batches, each model in turn."""
-    by_model: dict[str, deque[JointService]] = {}
-    for each in services:
-        by_model.setdefault(each.workload.model, deque()).append(each)
-    order: list[JointService] = []
-    while by_model:
-        for model in list(by_model):
-            order.append(by_model[model].popleft())
-            if not by_model[model]:
-                del by_model[model]
+    order = [services[at] for at in each_model_in_turn([each.workload.model for each in services])]
     count = math.ceil(len(order) / batch)
     return [tuple(order[at::count]) for at in range(count)]
 

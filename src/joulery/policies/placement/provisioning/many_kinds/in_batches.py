@@ -27,7 +27,7 @@ def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Pl
         workloads: The services.
         planner: Plans a batch; parts refer to the services by their place in it.
     """
-    waiting, pool = deque(_mixed(workloads)), list[int]()
+    waiting, pool = deque(each_model_in_turn([workload.model for workload in workloads])), list[int]()
     kept: list[Placed] = []
     while waiting or pool:
         while waiting and len(pool) < BATCH:
@@ -43,11 +43,11 @@ def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Pl
     return tuple(kept)
 
 
-def _mixed(workloads: Sequence[Workload]) -> list[int]:
-    """An order in which every stretch holds services of all kinds: each model in turn."""
+def each_model_in_turn(models: Sequence[str]) -> list[int]:
+    """An order of services, by the model of each, in which every stretch holds services of all models."""
     by_model: dict[str, deque[int]] = {}
-    for index, workload in enumerate(workloads):
-        by_model.setdefault(workload.model, deque()).append(index)
+    for index, model in enumerate(models):
+        by_model.setdefault(model, deque()).append(index)
     order: list[int] = []
     while by_model:
         for model in list(by_model):
