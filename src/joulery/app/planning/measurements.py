@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.config.plan import GpuConfig
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import MigMenu
@@ -64,7 +65,7 @@ def uncut_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
 
 def _facts(pointer: str, gpu: GpuConfig) -> GpuTypeFacts:
     try:
-        return gpu_facts(gpu.name)
+        return gpu_facts(gpu.name.removesuffix(SPOT_SUFFIX))
     except ConfigError as error:
         raise ConfigError(
             error.message, pointer=f"{pointer}.name", got=error.got, expected=error.expected, hint=error.hint

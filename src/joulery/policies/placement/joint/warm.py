@@ -26,6 +26,7 @@ from joulery.policies.placement.joint.generation import JointEffort, JointGenera
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
 from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, RunningGroup, groups_of, successors
 
@@ -238,7 +239,9 @@ def planned_from(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> Provision
         available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
     )
-    return ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
+    return on_hosts_of(
+        problem.request, ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
+    )
 
 
 def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:

@@ -73,7 +73,10 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     carbon = "" if grams is None else f", {grams:,.4g} g CO2/h"
     text = Text(f"{plan.policy}: {fleet}, {watts(certificate.power_w)}{carbon}, {usd(plan.usd_per_hour)}/h; ")
     text.append(f"least {certificate.objective.name}; ")
-    text.append("every service within its SLO by the model", "green")
+    if plan.violations:
+        text.append("not within the limits of the site", "bold red")
+    else:
+        text.append("every service within its SLO by the model", "green")
     bound = value_text(certificate.objective, certificate.bound)
     if not certificate.bound > 0 and not certificate.optimal:
         text.append(f"\n{certificate.method}", "dim")
@@ -166,6 +169,9 @@ def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
             f"binding: {binding.what} of {binding.workload} on GPU {(binding.gpu or 0) + 1}, "
             f"{percent(binding.slack_ratio, 2)} slack"
         )
+    unknown = sorted({each.workload for gpu in plan.gpus for each in gpu.instances if math.isnan(each.memory_bytes)})
+    if unknown:
+        lines.append(f"GPU memory is not checked for {', '.join(unknown)}: state services[].memory to have it checked")
     dearest = sorted(
         certificate.demand_price, key=lambda name: -certificate.demand_price[name] * certificate.rates_rps[name]
     )
