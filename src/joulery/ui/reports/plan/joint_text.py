@@ -13,7 +13,7 @@ from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.optimum import PlanCertificate, PlanObjective
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.ui.reports.plan.shares_text import alike, pictures, usd
+from joulery.ui.reports.plan.shares_text import alike, pictures, usd, violations_view
 
 if TYPE_CHECKING:
     from joulery.app.planning.plans import SitePlan
@@ -32,6 +32,8 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
         parts.append(_moves(made.moves))
     said = _simulated(made, certificate)
     parts += [said] if said is not None else []
+    if plan.violations:
+        parts.append(violations_view(plan.violations))
     if explain:
         parts += [Text(), _explanation(plan, certificate)]
     if made.others:
