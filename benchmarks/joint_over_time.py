@@ -12,9 +12,9 @@ from benchmarks.joint import Checks, request
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.day import LoadPeriod, plan_day, with_rates
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
-from joulery.policies.placement.joint.warm import replan
 
 MOVES = 28
 """Moves of check 10: about all instances of both plans may change."""

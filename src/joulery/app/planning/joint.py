@@ -20,9 +20,9 @@ from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
-from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import Balancer

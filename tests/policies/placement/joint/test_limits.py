@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import objective_of
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.joint.spread import coloured
-from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.rules import Balancer, FailureDomain, Rules
 from tests.policies.placement.joint import brute_force, brute_force_mig

@@ -103,6 +103,18 @@ class JointSolution(NamedTuple):
     spread: Mapping[int, int] = {}
 
 
+class SliceMoves(NamedTuple):
+    """Slices that run, by what a process is started with.
+
+    Attributes:
+        shapes: Indices of the options of one shape, and how many slices run it.
+        most: How many slices may be started or stopped.
+    """
+
+    shapes: tuple[tuple[tuple[int, ...], int], ...]
+    most: int
+
+
 class JointMaster:
     """Collects patterns and solves over them.
 
@@ -174,13 +186,22 @@ class JointMaster:
             gpus=float(values[cuts : self._last_cut].sum() + values[self._first + self._cut :].sum()),
         )
 
-    def whole(self, *, gap_ratio: float, seconds: float, branchings: int, slack: float = math.inf) -> JointSolution:
+    def whole(
+        self,
+        *,
+        gap_ratio: float,
+        seconds: float,
+        branchings: int,
+        slack: float = math.inf,
+        moves: SliceMoves | None = None,
+    ) -> JointSolution:
         """The best whole numbers over the patterns so far, within the limits on work.
 
         Args:
             gap_ratio, seconds, branchings: The limits.
             slack: Slices and cuts that cost more than this beyond what they are worth, at the prices of the last
                 relaxation, are left out: no plan has any that is less than this above the relaxation.
+            moves: Slices that run, and how many of them may change; None for any number.
         """
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
@@ -190,6 +211,8 @@ class JointMaster:
             mip.changeColBounds(self._first + at, 0.0, 0.0)
         last = first + len(self.patterns)
         self._add_divisions(mip, first)
+        if moves is not None:
+            self._add_moves(mip, moves)
         make_whole(mip, range(self._first, last + len(self.divisions)))
         # Cut GPUs are chosen by slices, whose whole numbers decide: there the solver's own branching proves more.
         found = (
@@ -236,6 +259,17 @@ class JointMaster:
             columns = [*mine, len(self._flows) + service]
             add_row(mip, held.count, mip.inf, columns, [*(1.0 for _ in mine), 1 / held.workload.rate_rps])
 
+    def _add_moves(self, mip: Any, moves: SliceMoves) -> None:
+        """Slices of each shape beyond those that run, and those that run no more, come to no more than the moves."""
+        first, changed = mip.getNumCol(), list[int]()
+        for at, (options, running) in enumerate(moves.shapes):
+            changed += [first + 2 * at, first + 2 * at + 1]
+            for _ in range(2):
+                mip.addCol(0.0, 0.0, mip.inf, 0, np.zeros(0, np.int32), np.zeros(0))
+            columns = [*(self._first + i for i in options), *changed[-2:]]
+            add_row(mip, float(running), float(running), columns, [*(1.0 for _ in options), -1.0, 1.0])
+        add_row(mip, 0.0, float(moves.most), changed, [1.0] * len(changed))
+
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
         problem, model = self.problem, new_model(**limits)
@@ -271,6 +305,9 @@ class JointMaster:
             add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *cuts], [*joules, *standing])
         for entries in [*self._slice_rows(), *spread_rows(problem, self._spread)]:
             add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
+        for some, limit in problem.cut_limits:
+            limited = [self._first + len(problem.slices) + at for at in some]
+            add_row(model, 0.0, float(limit), limited, [1.0] * len(limited))
         return model, rows
 
     def _cut_columns(self) -> list[tuple[float, float]]:

@@ -24,6 +24,7 @@ from joulery.perf.instances import ClockedGpu, at_clock
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.slices import (
     MigCut,
+    SliceChoice,
     SliceOption,
     check_slices,
     cuts_of,
@@ -73,6 +74,7 @@ class JointService:
         margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
         batches: Largest batches to choose among, for each number of equal parts of the rate; all of them, and any
             number of parts that the rules allow, where empty.
+        slices: Choices on slices; all of them where empty.
         names: Services alike that this one stands for, itself the first; each has instances of its own. Empty for one.
     """
 
@@ -82,6 +84,7 @@ class JointService:
     margin_ratio: float = 0.0
     batches: Mapping[int, frozenset[int]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    slices: frozenset[SliceChoice] = frozenset()
 
     @property
     def count(self) -> int:
@@ -220,6 +223,8 @@ class JointProblem:
         standing_w: Power of an idle board and its host, float64[machines].
         slices: What may run on slices of GPUs.
         cuts: How GPUs can be cut.
+        cut_limits: Which cuts, by index, may be there how often together.
+        running_cuts: How many of the first cuts are those of GPUs that run.
     """
 
     request: JointRequest
@@ -232,6 +237,8 @@ class JointProblem:
     standing_w: FloatArray
     slices: tuple[SliceOption, ...] = ()
     cuts: tuple[MigCut, ...] = ()
+    cut_limits: tuple[tuple[tuple[int, ...], int], ...] = ()
+    running_cuts: int = 0
 
     @property
     def services(self) -> tuple[JointService, ...]:

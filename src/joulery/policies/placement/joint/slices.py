@@ -49,6 +49,16 @@ class SliceOption(NamedTuple):
         return self.process.curve.processes
 
 
+class SliceChoice(NamedTuple):
+    """What may run on slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
+
+    model: str
+    type: str
+    clock_mhz: float
+    slice: str
+    processes: int
+
+
 class MigCut(NamedTuple):
     """One way to cut the GPUs of a machine: how many slices of each kind of the menu."""
 
@@ -85,6 +95,8 @@ def slice_options(
 ) -> tuple[SliceOption, ...]:
     """What may run on slices, without choices that another one of the same slice is better than at every rate.
 
+    Where a service names its choices, all of those: one that runs is not to be stopped for an equal one.
+
     Args:
         request: What is asked.
         machines: GPU types at their clocks.
@@ -104,17 +116,29 @@ def slice_options(
                         continue
                     curves = sliced.table.of(each.model, profile.size)
                     known = [one for one in curves if _fits(one.processes, service, variant, profile)]
+                    known = _chosen(known, service, each.model, machine, profile)
                     tried = _tried(known[:1] if request.alone else known, machine, service, margins_of[owner])
                     some = [
                         _option(request, sliced, (owner, variant, at, index), one, margins_of[owner]) for one in tried
                     ]
-                    found += _undominated([one for one in some if one is not None])
+                    usable = [one for one in some if one is not None]
+                    found += usable if service.slices else _undominated(usable)
     return tuple(_fewest(request, found))
 
 
 def _fits(processes: int, service: JointService, variant: int, profile: MigProfile) -> bool:
     """Whether processes fit into the memory of a slice, as far as theirs is known; nothing stands by beside them."""
     return processes * (service.answered_by(variant).memory_bytes or 0.0) <= profile.memory_bytes
+
+
+def _chosen(
+    curves: Sequence[BatchCurve], service: JointService, model: str, machine: ClockedType, profile: MigProfile
+) -> list[BatchCurve]:
+    """The curves among which a service may choose there."""
+    if not service.slices:
+        return list(curves)
+    name, clock_mhz = machine.gpu_type.name, round(machine.clocked.clock_mhz, 6)
+    return [one for one in curves if SliceChoice(model, name, clock_mhz, profile.name, one.processes) in service.slices]
 
 
 def explain_slices(service: JointService, fleet: Sequence[JointFleet]) -> None:
@@ -142,9 +166,11 @@ def _tried(
     found = []
     for curve in curves:
         batch = largest_batch(curve, machine.speed, slo, margin_ratio, most)
-        if batch and (one := SliceProcess(curve, batch, machine.speed)).full_rps > best * _GAIN:
-            best = one.full_rps
-            found.append(one)
+        if batch:
+            one = SliceProcess(curve, batch, machine.speed)
+            if service.slices or one.full_rps > best * _GAIN:
+                best = one.full_rps
+                found.append(one)
     return found
 
 

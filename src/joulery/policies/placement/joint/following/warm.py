@@ -1,11 +1,12 @@
 """The next joint plan from the one that runs: known patterns, running instances, and at most so many moves.
 
 Only the batches that the running plan's best patterns use are sized again for today's rates; column generation then
-starts from those patterns. Where moves are limited, every running GPU has a list of what it may become
-(:mod:`joulery.policies.placement.joint.successors`), and one program chooses for all of them. A clock is no move.
+starts from those patterns. Where moves are limited, every running GPU has a list of what it may become (module
+``successors``), and one program chooses for all of them. A clock is no move. GPUs that are cut into slices keep their
+cuts (module ``running_slices``).
 
 The plan has no bound of its own: sizes and parts that the running plan did not use are not looked at. Where it cannot
-serve everything, and where GPUs may be cut into slices, the plan is made afresh.
+serve everything, and where shares compete with slices, the plan is made afresh.
 """
 
 from __future__ import annotations
@@ -22,13 +23,20 @@ from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.highs import add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.following.running_slices import next_on_slices, sliced_problem
+from joulery.policies.placement.joint.following.successors import (
+    GpuSuccessor,
+    KeptLimits,
+    RunningGroup,
+    groups_of,
+    successors,
+)
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
-from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, RunningGroup, groups_of, successors
 
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
@@ -41,6 +49,8 @@ _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
 """Services for which a plan is made from the running one; more are planned afresh."""
+_CUT_BRANCHINGS = 500
+"""Branchings of the program for cut GPUs."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
@@ -94,8 +104,10 @@ def replan(
         ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
     """
     effort = effort or WarmEffort()
-    # Slices come from a table, nothing is known of them here; many services are planned afresh in less time.
-    if any(kind.sliced is not None for kind in request.fleet) or len(request.services) > _SERVICES:
+    if any(kind.sliced is not None for kind in request.fleet):
+        cut = _on_slices(request, before, max_moves, effort)
+        return _afresh(request, before, max_moves) if cut is None else cut
+    if len(request.services) > _SERVICES:  # many services are planned afresh in less time
         return _afresh(request, before, max_moves)
     try:
         problem = problem_of(narrowed(request, before))
@@ -109,6 +121,27 @@ def replan(
     if max_moves is not None and (found is None or found.moves.moves > max_moves):
         found = _limited(problem, before, patterns, max_moves, effort)
     return _afresh(request, before, max_moves) if found is None else found
+
+
+def _on_slices(
+    request: JointRequest, before: ProvisionPlan, max_moves: int | None, effort: WarmEffort
+) -> WarmPlan | None:
+    """The next plan on MIG slices; None where it has to be made afresh."""
+    try:
+        problem = sliced_problem(request, before)
+    except InfeasibleError:  # the choices that were used do not serve today's rates
+        return None
+    if problem is None:
+        return None
+    # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
+    for most in (None,) if max_moves is None else (None, max_moves, max_moves // 2, 0):
+        gpus = next_on_slices(problem, before, most, effort.gap_ratio, _CUT_BRANCHINGS, effort.seconds)
+        if not gpus:
+            continue
+        found = _followed(problem, before, gpus)
+        if max_moves is None or found.moves.moves <= max_moves:
+            return found
+    return None
 
 
 def _unlimited(
@@ -266,6 +299,7 @@ def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
         power_price=old.power_price,
         costs=tuple(each for each in old.costs if each.service in served),
         patterns=patterns,
+        slices=tuple(each for each in old.slices if each.service in served),
     )
 
 
