@@ -74,7 +74,7 @@ def test_the_next_plan_serves_todays_rates_on_cuts_that_are_there(running, load,
 
 
 def test_the_same_rates_are_no_reason_to_move(running):
-    found = replan(asked(), running, 0)
+    found = replan(asked(), running)
     assert found.moves.moves == 0
     assert found.plan.certificate.value == pytest.approx(running.certificate.value, rel=0.01)
 

@@ -49,6 +49,8 @@ _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
 """Services for which a plan is made from the running one; more are planned afresh."""
+_NO_BETTER = 0.002
+"""What is running is kept where another plan on slices saves no more than this."""
 _CUT_BRANCHINGS = 500
 """Branchings of the program for cut GPUs."""
 _UNSERVED_RPS = 1e-6
@@ -133,15 +135,20 @@ def _on_slices(
         return None
     if problem is None:
         return None
-    # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
-    for most in (None,) if max_moves is None else (None, max_moves, max_moves // 2, 0):
+
+    def made(most: int | None) -> WarmPlan | None:
         gpus = next_on_slices(problem, before, most, effort.gap_ratio, _CUT_BRANCHINGS, effort.seconds)
-        if not gpus:
-            continue
-        found = _followed(problem, before, gpus)
-        if max_moves is None or found.moves.moves <= max_moves:
-            return found
-    return None
+        found = _followed(problem, before, gpus) if gpus else None
+        return found if found is None or max_moves is None or found.moves.moves <= max_moves else None
+
+    kept = made(0)
+    # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
+    tries = (None,) if max_moves is None else (None, max_moves, max_moves // 2)
+    best = next((found for most in tries if (found := made(most)) is not None), None)
+    if kept is None or best is None:
+        return best or kept
+    assert kept.plan.certificate is not None and best.plan.certificate is not None
+    return kept if kept.plan.certificate.value <= best.plan.certificate.value * (1 + _NO_BETTER) else best
 
 
 def _unlimited(
