@@ -51,8 +51,6 @@ _SERVICES = 100
 """Services for which a plan is made from the running one; more are planned afresh."""
 _NO_BETTER = 0.002
 """What is running is kept where another plan on slices saves no more than this."""
-_CUT_BRANCHINGS = 500
-"""Branchings of the program for cut GPUs."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
@@ -137,18 +135,27 @@ def _on_slices(
         return None
 
     def made(most: int | None) -> WarmPlan | None:
-        gpus = next_on_slices(problem, before, most, effort.gap_ratio, _CUT_BRANCHINGS, effort.seconds)
-        found = _followed(problem, before, gpus) if gpus else None
-        return found if found is None or max_moves is None or found.moves.moves <= max_moves else None
+        gpus = next_on_slices(problem, before, most, effort.gap_ratio, effort.branchings, effort.seconds)
+        return _followed(problem, before, gpus) if gpus else None
 
-    kept = made(0)
+    free = made(None)
+    if free is None:
+        return None
     # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
-    tries = (None,) if max_moves is None else (None, max_moves, max_moves // 2)
-    best = next((found for most in tries if (found := made(most)) is not None), None)
-    if kept is None or best is None:
-        return best or kept
-    assert kept.plan.certificate is not None and best.plan.certificate is not None
-    return kept if kept.plan.certificate.value <= best.plan.certificate.value * (1 + _NO_BETTER) else best
+    kept = made(0)
+    tries = [free, kept]
+    if max_moves is not None and free.moves.moves > max_moves > 0:
+        tries += [made(max_moves), made(max_moves // 2)]
+    within = [each for each in tries if each is not None and (max_moves is None or each.moves.moves <= max_moves)]
+    if not within:
+        raise _too_many_moves(free.moves, len(free.plan.gpus), max_moves or 0)
+    best = min(within, key=_value)
+    return kept if kept in within and _value(kept) <= _value(best) * (1 + _NO_BETTER) else best
+
+
+def _value(found: WarmPlan) -> float:
+    assert found.plan.certificate is not None  # joint plans have one
+    return found.plan.certificate.value
 
 
 def _unlimited(
@@ -320,13 +327,17 @@ def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None)
     plan = replace(plan, gpus=continued(before.gpus, plan.gpus))
     moves = moves_between(before.gpus, plan.gpus)
     if max_moves is not None and moves.moves > max_moves:
-        raise InfeasibleError(
-            f"no plan for these rates was found within {max_moves} moves; one takes {moves.moves}",
-            binding="moves",
-            nearest={"gpus": len(plan.gpus), "moves": moves.moves},
-            hint="raise plan.moves",
-        )
+        raise _too_many_moves(moves, len(plan.gpus), max_moves)
     return WarmPlan(plan, moves, fresh=True)
+
+
+def _too_many_moves(moves: PlanMoves, gpus: int, max_moves: int) -> InfeasibleError:
+    return InfeasibleError(
+        f"no plan for these rates was found within {max_moves} moves; one takes {moves.moves}",
+        binding="moves",
+        nearest={"gpus": gpus, "moves": moves.moves},
+        hint="raise plan.moves",
+    )
 
 
 def _limited(
