@@ -13,7 +13,7 @@ _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SLURM = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID")
 _DETACHED = {
     "docker": "the container is no child of joulery",
-    "kubectl": "what it starts is no child of joulery",
+    "kubectl": "the container is no child of joulery",
     "podman": "the container may be no child of joulery",
     "sbatch": "the job runs later, as no child of joulery",
     "srun": "the tasks are no children of joulery, on this node or another",
