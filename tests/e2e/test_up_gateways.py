@@ -14,11 +14,13 @@ import psutil
 import pytest
 
 from joulery.app.profiling.service_profile import write_profile
+from joulery.app.runs.replay import decide_again
 from joulery.runtime.serving.requests import ROW
+from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up
 from tests.runtime.site_files import toy_site
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
@@ -61,10 +63,10 @@ class Clients:
         except httpx.HTTPError:
             return "lost"
 
-    def more(self, count: int = 30) -> None:
+    def more(self, count: int = 30, patience_s: float = PATIENCE_S) -> None:
         """Wait until so many more were answered."""
         until = self.outcomes["200"] + count
-        wait_until(lambda: self.outcomes["200"] >= until, f"{count} more answers")
+        wait_until(lambda: self.outcomes["200"] >= until, f"{count} more answers", patience_s)
 
     def __enter__(self) -> "Clients":
         for thread in self._threads:
@@ -99,6 +101,11 @@ def ended(state: Path) -> Iterator[None]:
                     process.kill()
 
 
+def address(up: Up) -> str:
+    """Where a run serves."""
+    return up.until("/dashboard").partition("dashboard ")[2].split("/dashboard")[0].strip()
+
+
 def rows(path: Path) -> int:
     return path.stat().st_size // ROW.itemsize
 
@@ -111,7 +118,7 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path) -> None:
     site, state = site_file(tmp_path), tmp_path / "state"
     with ended(state):
         with Up(site, tmp_path, "--stay") as first:
-            url = first.until("/dashboard").partition("dashboard ")[2].split("/dashboard")[0].strip()
+            url = address(first)
             with Clients(url) as clients:
                 clients.more()
                 killed = pid_of(state, "gateway-2")
@@ -155,6 +162,7 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path) -> None:
     assert report["unknown_requests"] == report["engine_server_restarts"] == 0
     assert "while there was no controller" in json.dumps(report)
     assert 0 < report["requests_j"] < report["energy_j"]
+    assert decide_again(open_run(second_folder / "run").log()).differences == ()
 
 
 def _cwd(process: psutil.Process) -> str:
@@ -168,7 +176,7 @@ def test_a_dead_engine_server_is_started_again_with_its_layout(tmp_path: Path) -
     site, state = site_file(tmp_path), tmp_path / "state"
     out = tmp_path / "report.json"
     with ended(state), Up(site, tmp_path, "--stay", "--json-out", str(out)) as up:
-        url = up.until("/dashboard").partition("dashboard ")[2].split("/dashboard")[0].strip()
+        url = address(up)
         with Clients(url) as clients:
             clients.more()
             os.kill(int((state / "engine.pid").read_text()), signal.SIGKILL)

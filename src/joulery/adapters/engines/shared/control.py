@@ -152,7 +152,10 @@ class ControlServer:
         except Exception as error:  # noqa: BLE001 - a defect here is an error of the call, and not the end of all requests
             kind, value = "actuation", f"{type(error).__name__}: {error}"
         if writer is self._writer:
-            frame = pickle.dumps((number, kind, value), protocol=5)
+            try:
+                frame = pickle.dumps((number, kind, value), protocol=5)
+            except Exception as error:  # noqa: BLE001 - what cannot be sent is an error of its call
+                frame = pickle.dumps((number, "actuation", f"an answer cannot be sent: {error!r}"), protocol=5)
             writer.writelines([LENGTH.pack(len(frame)), frame])
 
     def _ask_page(self, path: str, query: str, accept: str) -> asyncio.Future[PageAnswer]:

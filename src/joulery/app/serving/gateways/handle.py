@@ -15,7 +15,7 @@ from typing import Any
 
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
-from joulery.app.serving.gateways.engine_process import EnginePlan
+from joulery.app.serving.gateways.engine_process import PID, EnginePlan
 from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
 from joulery.config.serving import RayEngine
 from joulery.config.site import Site
@@ -38,6 +38,8 @@ from joulery.store.run.directory import RunWriter
 
 UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-without-controller.parquet"
 _REFRESH_S = 0.2
+_ORPHANS_S = 1.0
+"""Gateways of an engine server that died without a controller join the next one within this."""
 
 
 class GroupServer:
@@ -301,7 +303,8 @@ class GatewayGroup:
                 self._record(self._session, moved)
 
     def _record(self, session: ServingSession, record: RequestRecord) -> None:
-        if record.variant and record.service in session.services and record.cpu_s > 0:
+        costs = record.outcome is Outcome.OK or (record.variant and record.cpu_s > 0)
+        if costs and record.service in session.services:
             share = session.attribute(record.service, record.variant, record.cpu_s, record.service_s, record.end_s)
             record = record._replace(energy=share)
         session.telemetry(record)
@@ -378,8 +381,11 @@ async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pag
         return await held[0].page(path, query, accept) if held else (503, {}, b"")
 
     link = ControlLink(page, lambda: held[0].lost() if held else None)
-    await process.connect(link)
+    orphans = (folder / PID).exists()
+    there = await process.connect(link)
     try:
+        if orphans and not there:
+            await asyncio.sleep(_ORPHANS_S)
         found: Welcome = await link.ask("look")
         if found.site not in ("", site.name):
             raise CapabilityError(
