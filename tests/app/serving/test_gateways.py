@@ -1,6 +1,5 @@
 """Several gateways in the site file: what fits, what does not, and how their processes are found again."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -68,4 +67,4 @@ def test_a_changed_site_file_starts_other_gateways(tmp_path: Path) -> None:
         local.reserved.close()
     assert len(starts) == 8
     token = tmp_path / "token"
-    assert token.read_text() == "a-long-token" and os.stat(token).st_mode & 0o777 == 0o600
+    assert token.read_text() == "a-long-token" and token.stat().st_mode & 0o777 == 0o600
