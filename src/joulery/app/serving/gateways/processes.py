@@ -49,7 +49,7 @@ def state_folder(site: Site) -> Path:
 
     Raises:
         CapabilityError: It cannot be made.
-        ConfigError: Others may enter it: what runs there takes commands from whoever reaches its sockets.
+        ConfigError: Others may enter it: what runs there takes commands over its sockets.
     """
     assert site.serving.gateways is not None
     folder = site.serving.gateways.state.absolute()
