@@ -36,7 +36,7 @@ jobs:
   measure: MEASURE s
   patience: 30 s
   power: {slot: 200 W}
-  policy: {theta: 100 %, cap: 4}
+  policy: {theta: 100 %, cap: 4, order: service}
   slurm: {progress: progress}
 """
 
@@ -101,6 +101,14 @@ class Play:
         job = self.submit(f"{self.torch_python} {TORCH_JOB} {epochs} {EPOCH_S}", "torch", epochs)
         self.trainings.append(job)
 
+    def requeue_trainings(self) -> None:
+        """As an operator does it: each that runs and has not restarted yet does so now, in the midst of its epochs."""
+        for job in self.trainings:
+            output = self.cluster.folder / f"slurm-{job}.out"
+            _until(lambda output=output: output.exists() and "epoch" in output.read_text(), 60)
+            if not any(self.restarts([job])) and self.states()[job][0] == "RUNNING":
+                self.cluster.run("scontrol", "requeue", str(job))
+
     def daemon(self) -> Daemon:
         """The scheduler."""
         return Daemon(self.cluster.folder / "site.yaml", self.cluster.env)
@@ -162,7 +170,7 @@ def _play(scene: Play, daemons: list[Daemon]) -> dict[str, object]:
     time.sleep(3)
     cluster.start_controller()
     if size.hurry:
-        _until(lambda: all(scene.restarts(scene.trainings)), 60)
+        scene.requeue_trainings()
         (cluster.folder / "hurry").touch()
     _until(lambda: not {state for state, _ in scene.states().values()} - {"COMPLETED", "FAILED", "CANCELLED"}, 1200)
     took_s = time.monotonic() - begun_s

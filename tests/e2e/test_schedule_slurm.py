@@ -77,6 +77,8 @@ def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(tm
 
     assert good(result), result
     assert result["grown"] and result["shrunk"] and result["preempted"], result
+    restarts = result["restarts_of_trainings"]
+    assert isinstance(restarts, list) and all(restarts), result
 
 
 def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:
@@ -208,7 +210,7 @@ def test_no_job_stops_for_one_that_slurm_would_not_start(tmp_path: Path) -> None
     """The license is taken by a job that may not be stopped: no GPU is freed for the others that want it."""
     lines = "Licenses=tool:1\nPartitionName=short Nodes=g[1-2] MaxTime=5 State=UP\n"
     with slurm_cluster(tmp_path / "slurm", nodes=2, gpus=2, conf_lines=lines) as made:
-        (made.folder / "site.yaml").write_text(SITE)
+        (made.folder / "site.yaml").write_text(SITE.replace("quantum: 4 s", "quantum: 2 s"))
         (made.folder / "progress").mkdir()
         (made.folder / "job.py").write_text(JOB)
         script = made.folder / "sleep.sh"

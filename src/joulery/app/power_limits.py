@@ -17,8 +17,8 @@ from joulery.app.wiring.limited_devices import limited_cpus, limited_gpus
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
+from joulery.runtime.leasing.job_limits import JobLimits, running_limits
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.schedule.power_limits import JobLimits, running_limits
 from joulery.store.jobs import JobLimitBook
 from joulery.store.leases import LeaseBook
 

@@ -38,9 +38,9 @@ from joulery.runtime.schedule.decisions import (
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.expected import new_forecasts, outcomes
-from joulery.runtime.schedule.free_slots import FreeSlots
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
+from joulery.runtime.schedule.released import ReleasedJobs
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
     SchedulerState,
@@ -145,7 +145,8 @@ class Scheduler:
         self._first, self._pause_end_s = True, -math.inf
         self._reader = SnapshotReader(backend, log)
         self._shadowed: dict[int, ClusterAction] = {}
-        self._fitting: dict[int, bool] = {}
+        self._released = ReleasedJobs(timing.start_s)
+        self._ranked: frozenset[int] = frozenset()
         self._grams_of: dict[str, str] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
@@ -181,7 +182,8 @@ class Scheduler:
             tick.round = True
             changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
             self.record("plan", **plan_event(self.state, **changes))
-        tick.reorder = self._queue_new(snapshot, now_s) or tick.round
+        ahead = self._queue_new(snapshot, now_s)
+        tick.reorder = tick.round or ahead or self._came_back(snapshot)
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
@@ -222,8 +224,9 @@ class Scheduler:
         """The ranking of a new round first, so that freed slots go to the jobs they were freed for; then the rest."""
         state = self.state
         if tick.reorder and snapshot.self_starting:
-            reason = "the ranking of this round" if tick.round else "a job of a higher class of priority came"
-            self._do(PlannedAction(self._order(snapshot), reason), tick)
+            came = "a stopped job is back" if self._came_back(snapshot) else "a job of a higher class of priority came"
+            self._do(PlannedAction(self._order(snapshot), "the ranking of this round" if tick.round else came), tick)
+            self._ranked = _waiting(snapshot)
         patience_s = _PATIENCE_QUANTA * self._timing.quantum_s
         rules = StopRules(state.stops, now_s, self._timing.least_run_s, patience_s)
         planned_actions = next_actions(
@@ -255,33 +258,18 @@ class Scheduler:
             self.record("known", jobs={}, kinds=[], priority={str(job): p for job, p in changed.items()})
 
     def _check_starts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """A released job that the cluster does not start on free slots gives them back for four quanta.
-
-        At once when the cluster judged it while they were free, or gave them to another job; else after ``start_s``:
-        a verdict from before they were free says nothing.
-        """
+        """A released job that the cluster does not start on free slots gives them back for four quanta."""
         if self._mode is not Mode.ACT or not snapshot.self_starting:
             return
-        free, fitted = FreeSlots(snapshot), self._fitting
-        self._fitting = {}
-        for job in snapshot.jobs:
-            planned = self.state.target.get(job.id, 0) > 0 and job.state is JobState.WAITING
-            if not planned or job.held_by_us or job.blocked:
-                continue
-            if (released_s := self.state.released_s.get(job.id)) is None:
-                self.record("released", job=job.id, at_s=now_s)
-                released_s = now_s
-            if now_s < job.eligible_s:
-                continue
-            if not free.fits(job, job.shape):
-                if job.id in fitted:
-                    self._refuse(job.id, now_s, "was passed over: another job started on its slots")
-                continue
-            self._fitting[job.id] = fitted.get(job.id, job.judged)
-            if job.judged and not self._fitting[job.id]:
-                self._refuse(job.id, now_s, "lacks resources other than free slots, says the cluster")
-            elif now_s - max(released_s, job.eligible_s) > self._timing.start_s:
-                self._refuse(job.id, now_s, f"did not start on free slots within {self._timing.start_s:g} s")
+        refused = self._released.look(snapshot, self.state.target, now_s, lambda job: self._released_s(job, now_s))
+        for job, text in refused.items():
+            self._refuse(job, now_s, text)
+
+    def _released_s(self, job: int, now_s: float) -> float:
+        """When a job was seen released first; recorded at that look."""
+        if job not in self.state.released_s:
+            self.record("released", job=job, at_s=now_s)
+        return self.state.released_s[job]
 
     def _refuse(self, job: int, now_s: float, text: str) -> None:
         self.record("refused", job=job, until_s=now_s + _REFUSED_QUANTA * self._timing.quantum_s, text=text)
@@ -398,9 +386,14 @@ class Scheduler:
             self.record("arrived", job=job.id, slots=slots, place=place)
         return ahead
 
+    def _came_back(self, snapshot: ClusterSnapshot) -> bool:
+        """Whether a job that ran waits since the last ranking: on the cluster it has the rank from before it ran still,
+        and might start before the job that it was stopped for."""
+        back = (job.id for job in snapshot.jobs if job.restarts and job.id not in self._ranked)
+        return snapshot.self_starting and not _waiting(snapshot).isdisjoint(back)
+
     def _order(self, snapshot: ClusterSnapshot) -> Order:
-        state = self.state
-        waiting = {job.id for job in schedulable(snapshot) if job.state is JobState.WAITING}
+        state, waiting = self.state, _waiting(snapshot)
         ranked = {job: slots for job, slots in state.target.items() if slots} | dict(state.waiting)
         entries = self._planner.with_blocked(state, snapshot, ((j, n) for j, n in ranked.items() if j in waiting))
         return Order(tuple(job for job, _ in entries))
@@ -445,6 +438,10 @@ class Scheduler:
             return True
         self._shadowed[job] = action
         return False
+
+
+def _waiting(snapshot: ClusterSnapshot) -> frozenset[int]:
+    return frozenset(job.id for job in schedulable(snapshot) if job.state is JobState.WAITING)
 
 
 def release_all(backend: ClusterBackend) -> list[int]:

@@ -18,9 +18,9 @@ from joulery.app.wiring.limited_devices import limited_cpus
 from joulery.domain.cluster import Placement
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner
+from joulery.runtime.leasing.job_limits import JobLimits
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.limited_device import LimitedDevice
-from joulery.runtime.schedule.power_limits import JobLimits
 from joulery.store.jobs import JobLimitBook
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
