@@ -31,6 +31,7 @@ class ReleasedJobs:
 
     start_s: float
     _fits: dict[int, _Fit] = field(default_factory=dict)
+    _waited: frozenset[int] = frozenset()
 
     def look(
         self, snapshot: ClusterSnapshot, target: Mapping[int, int], now_s: float, released_s: Callable[[int], float]
@@ -47,12 +48,15 @@ class ReleasedJobs:
             released_s: When a job was seen released first, Unix seconds; asked of every released job.
         """
         free, before, refused = FreeSlots(snapshot), self._fits, dict[int, str]()
-        self._fits = {}
+        waited, self._fits, overtaken = self._waited, {}, True
+        self._waited = frozenset(job.id for job in snapshot.jobs if job.state is JobState.WAITING)
         jobs = {job.id: job for job in snapshot.jobs}
         for number in (number for number, slots in target.items() if slots > 0 and number in jobs):
             job = jobs[number]
             if job.state is JobState.STOPPING:
                 free.reserve(job, max(0, target[number] - job.slots))
+            if number in waited and number not in self._waited:
+                overtaken = False  # it started before those that follow, and the cluster may have placed it elsewhere
             if job.state is not JobState.WAITING or job.blocked:
                 continue
             # One that is held still is released next, and nothing is expected of the cluster before.
@@ -60,14 +64,15 @@ class ReleasedJobs:
             fits = free.take(job, job.shape)
             if job.held_by_us or now_s < job.eligible_s:
                 continue
-            if reason := self._reason(job, fits, before.get(number), since_s, now_s):
+            fit = before.get(number)
+            if not fits and fit is not None and overtaken:
+                refused[number] = "was passed over: another job started on its slots"
+            elif fits and (reason := self._late(job, fit, since_s, now_s)):
                 refused[number] = reason
         return refused
 
-    def _reason(self, job: ClusterJob, fits: bool, before: _Fit | None, since_s: float, now_s: float) -> str:
-        """Why a released job gives its slots up; empty where it does not."""
-        if not fits:
-            return "" if before is None else "was passed over: another job started on its slots"
+    def _late(self, job: ClusterJob, before: _Fit | None, since_s: float, now_s: float) -> str:
+        """Why a job that fits gives its slots up; empty where it does not."""
         fit = self._fits[job.id] = before or _Fit(now_s, job.judged)
         if job.judged and not fit.judged:
             return "lacks resources other than free slots, says the cluster"
