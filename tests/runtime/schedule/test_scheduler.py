@@ -465,6 +465,34 @@ def test_a_job_that_runs_before_anybody_decided_keeps_its_slots(world) -> None:
     assert world.scheduler.state.target[2] == 2 and world.cluster.running() == {1: 1, 2: 2}
 
 
+class ExplainingCluster(FakeCluster):
+    """Shows texts of held jobs, and complains once."""
+
+    texts: Mapping[int, str] = {}
+    complaints = 1
+
+    def explain(self, texts: Mapping[int, str]) -> str:
+        if self.away:
+            raise CapabilityError("the controller does not answer")
+        self.texts, self.complaints = texts, self.complaints - 1
+        return "no right" if self.complaints == 0 else ""
+
+
+def test_the_cluster_shows_why_held_jobs_wait(world) -> None:
+    w = world(ExplainingCluster(slots=1, rate=0.001), quantum_s=60.0)
+    for number in (1, 2, 3):
+        w.cluster.submit(number, limit_s=600.0, start_s=T0_S)
+    w.run(3)
+    assert w.cluster.texts[3].startswith("rank 2 of 2: 1 job of its pool before it, expected start 2023-")
+    w.cluster.submit(4)
+    w.run(3)
+    assert w.cluster.texts[4].startswith("rank 3 of 3: 2 jobs"), "a job held between rounds, too"
+    assert [fields["text"] for fields in w.said("note")] == ["no right"]
+    w.cluster.away = True
+    w.run(3)
+    assert "controller" in w.said("unreachable")[0]["text"]
+
+
 def test_only_those_that_wait_are_ranked(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.001))
     for number in (1, 2):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC
-from typing import Any, Protocol
-
-import orjson
+from typing import Any, Protocol, runtime_checkable
 
 from joulery.accounting.training_jobs import Look, Tally, observe
 from joulery.config.site import Mode
@@ -16,6 +15,7 @@ from joulery.domain.cluster import (
     ClusterAction,
     ClusterJob,
     ClusterSnapshot,
+    Hold,
     JobEnergy,
     JobState,
     Order,
@@ -37,17 +37,18 @@ from joulery.runtime.schedule.decisions import (
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
-from joulery.runtime.schedule.expected import new_forecasts, outcomes
+from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.released import ReleasedJobs
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
-    SchedulerState,
     apply_event,
     compacted,
+    differs,
+    end_facts,
     forecast_event,
-    job_document,
+    job_cost,
     plan_event,
     replay,
     scored_fields,
@@ -71,6 +72,15 @@ class EnergySource(Protocol):
 
     def read(self, snapshot: ClusterSnapshot) -> Mapping[int, JobEnergy]:
         """Totals of the jobs it measures."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A cluster that shows its users why jobs wait."""
+
+    def explain(self, texts: Mapping[int, str]) -> str:
+        """Show the text of each held job; why that cannot be done, once, else empty."""
         ...
 
 
@@ -147,6 +157,8 @@ class Scheduler:
         self._shadowed: dict[int, ClusterAction] = {}
         self._released = ReleasedJobs(timing.start_s)
         self._ranked: frozenset[int] = frozenset()
+        self._texts: dict[int, str] = {}
+        self._explain_next = ""
         self._grams_of: dict[str, str] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
@@ -195,6 +207,7 @@ class Scheduler:
             if tick.refused:
                 self._pause_end_s = now_s + PAUSE_S
                 self._log("note", {"text": f"no rights: nothing is tried for {PAUSE_S:g} s. {tick.refused}"})
+        self._explain(snapshot, now_s, tick)
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -235,6 +248,20 @@ class Scheduler:
         for planned in planned_actions:
             if not tick.unreachable:
                 self._do(planned, tick)
+
+    def _explain(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
+        """Have the cluster show why jobs wait, where it can: as it is a look after each round, and after a hold for the
+        jobs that have no text yet."""
+        if not isinstance(self._backend, Explains) or self._mode is not Mode.ACT or tick.unreachable:
+            return
+        if self._explain_next:
+            texts = held_because(snapshot, self.state, now_s)
+            self._texts = texts if self._explain_next == "all" else {**texts, **self._texts}
+        holds = any(isinstance(action, Hold) for action, _, _ in tick.done)
+        self._explain_next = "all" if tick.round else "new" if holds else ""
+        with suppress(CapabilityError):  # the next look says that the cluster does not answer
+            if text := self._backend.explain(self._texts):
+                self._log("note", {"text": text})
 
     def _due(self, now_s: float) -> bool:
         """Whether a round is due; a clock that was set back delays it by at most a quantum."""
@@ -303,7 +330,7 @@ class Scheduler:
             return
         for job, tally in self.state.tallies.items() if before else ():
             if tally.executed_s > 0:
-                self._log("month", {"month": before, "job": job, **_cost(tally), **self._grams_of})
+                self._log("month", {"month": before, "job": job, **job_cost(tally), **self._grams_of})
         self.record("month", month=month)
 
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
@@ -326,7 +353,7 @@ class Scheduler:
             who[job.id] = (job.owner, job.name, job.partition, job.account)
             changed.append(job.id)
         new = replace(state, tallies=tallies, energy_seen=seen, who=who)
-        changed = [job for job in changed if job not in state.tallies or _differs(state, new, job)]
+        changed = [job for job in changed if job not in state.tallies or differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
 
@@ -353,8 +380,8 @@ class Scheduler:
         tracked = {*state.target, *state.tallies, *state.submitted_s, *(job for job, _ in state.waiting)}
         for number in sorted(tracked - alive):
             if number in state.tallies or state.knows(number):
-                cost = {**_cost(state.tallies.get(number)), **self._grams_of}
-                self._log("over", {"job": number, **_facts(ended.get(number)), **cost})
+                cost = {**job_cost(state.tallies.get(number)), **self._grams_of}
+                self._log("over", {"job": number, **end_facts(ended.get(number)), **cost})
             self.record("gone", job=number)
 
     def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:
@@ -470,28 +497,3 @@ def release_all(backend: ClusterBackend) -> list[int]:
             hint="scontrol release JOB; with Kueue: kubectl edit workload NAME, spec.active: true",
         )
     return released
-
-
-def _differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
-    """Whether the documents of a job differ; compared as JSON, where NaN equals NaN."""
-    return orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
-
-
-def _facts(job: ClusterJob | None) -> dict[str, Any]:
-    if job is None:
-        return {"state": "unknown"}
-    who = {"name": job.name, "owner": job.owner, "partition": job.partition, "account": job.account}
-    return {"state": job.state, **who, "restarts": job.restarts}
-
-
-def _cost(tally: Tally | None) -> dict[str, Any]:
-    tally = Tally() if tally is None else tally
-    return {
-        "executed_s": tally.executed_s,
-        "slot_s": tally.slot_s,
-        "energy_j": tally.energy_j,
-        "carbon_g": tally.carbon_g,
-        "carbon_covered_j": tally.carbon_covered_j,
-        "unmetered_s": tally.unmetered_s,
-        "quality": tally.quality,
-    }
