@@ -181,4 +181,7 @@ def test_naming_calls_moves_time_and_makes_none(tmp_path: Path) -> None:
     named = traced(compiled_step(), tmp_path, c0_0=CompiledCall("k", ".a"), c0_1=CompiledCall("addmm", ".b"))
     plain = traced(compiled_step(), tmp_path)
     assert total(named) == total(plain) == 200_000
-    assert len(rows(plain)) == 3, "without notes a region stays one leaf"
+    region = "Net/body/Torch-Compiled Region: 0|0"
+    assert (f"{region}/addmm", "forward") in rows(plain), "without notes operations stand below their region"
+    assert rows(plain, "GPU:0") == [(f"{region}/triton_poi_fused_relu_0", "forward")]
+    assert not any(CALL in op for op in plain.ops)

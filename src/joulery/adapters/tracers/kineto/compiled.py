@@ -75,10 +75,10 @@ def read_compiled(file: Path) -> dict[str, CompiledCall]:
     try:
         noted = json.loads(file.read_text(encoding="utf-8"))
         texts = noted["texts"]
-        graphs = [_Graph.of(graph, texts) for graph in noted["graphs"] if graph["calls"]]
+        graphs = [DynamoGraph.of(graph, texts) for graph in noted["graphs"] if graph["calls"]]
         found = {}
         for number, fields in enumerate(noted["codes"]):
-            for at, call in enumerate(_named_calls(_Code.of(fields, texts), graphs)):
+            for at, call in enumerate(named_calls(GeneratedCode.of(fields, texts), graphs)):
                 found[f"{CALL}{number}:{at}"] = call
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -88,7 +88,7 @@ def read_compiled(file: Path) -> dict[str, CompiledCall]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class DynamoGraph:
     """Dynamo's graph: operations in order.
 
     Attributes:
@@ -107,7 +107,8 @@ class _Graph:
     by_text: Mapping[str, list[int]]
 
     @classmethod
-    def of(cls, graph: Mapping[str, Any], texts: Sequence[str]) -> _Graph:
+    def of(cls, graph: Mapping[str, Any], texts: Sequence[str]) -> DynamoGraph:
+        """The graph of a recorder's notes; its texts are numbers of theirs."""
         rows = graph["calls"]
         by_stack: dict[str, list[int]] = {}
         by_text: dict[str, list[int]] = {}
@@ -130,17 +131,17 @@ class _Graph:
         stack = _ADDED.sub("", stack).strip()
         return self.by_stack.get(stack) or self.by_text.get(_PLACE.sub("", stack), [])
 
-    def named(self, call: _Call) -> int | None:
+    def named(self, call: GeneratedCall) -> int | None:
         """The last source node of a call."""
         return next((self.by_name[name] for name in reversed(call.sources) if name in self.by_name), None)
 
-    def given(self, call: _Call) -> set[str]:
+    def given(self, call: GeneratedCall) -> set[str]:
         """Modules of the parameters that a call is given."""
         return {self.inputs[at] for at in call.inputs if 0 <= at < len(self.inputs)} - {""}
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class GeneratedCall:
     """A call in generated code: line, what is called, whether it is a fused kernel, source nodes, kinds of operations,
     inputs of the graph."""
 
@@ -153,7 +154,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
+class GeneratedCode:
     """Generated code.
 
     Attributes:
@@ -164,7 +165,7 @@ class _Code:
     """
 
     backward: bool
-    calls: list[_Call]
+    calls: list[GeneratedCall]
     stacks: list[str]
     owned: list[list[int]]
 
@@ -173,17 +174,18 @@ class _Code:
         return {at for own in self.owned for at in own[1:]}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], texts: Sequence[str]) -> _Code:
+    def of(cls, fields: Mapping[str, Any], texts: Sequence[str]) -> GeneratedCode:
+        """The code of a recorder's notes; its texts are numbers of theirs."""
         calls = [
             # A call of something else is also said to be of the operations that lead to what it is given.
-            _Call(line, leaf, fused, sources, " ".join((leaf, *kinds)) if fused else leaf, inputs)
+            GeneratedCall(line, leaf, fused, sources, " ".join((leaf, *kinds)) if fused else leaf, inputs)
             for line, leaf, fused, sources, kinds, inputs in fields["calls"]
         ]
         lines = [line for line, _ in fields["contexts"]]
         return cls(fields["backward"], calls, [texts[stack] for _, stack in fields["contexts"]], _owned(calls, lines))
 
 
-def _named_calls(code: _Code, graphs: Sequence[_Graph]) -> list[CompiledCall]:
+def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[CompiledCall]:
     """The calls of generated code, with the modules that the graph which fits best gives them."""
     best, score = None, 0
     for graph in graphs:
@@ -198,11 +200,11 @@ def _named_calls(code: _Code, graphs: Sequence[_Graph]) -> list[CompiledCall]:
     for call, own in zip(code.calls, code.owned, strict=True):
         named = None if code.backward else best.named(call)
         found = [named] if named is not None else [at for at in (places[context] for context in own) if at is not None]
-        result.append(CompiledCall(call.leaf, _common([best.modules[at] for at in found])))
+        result.append(CompiledCall(call.leaf, common([best.modules[at] for at in found])))
     return result
 
 
-def _places(code: _Code, graph: _Graph) -> list[int | None]:
+def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
     """Operation of a graph for each stack of generated code."""
     candidates = [graph.candidates(stack) for stack in code.stacks]
     extra: list[FloatArray] = [np.zeros(len(places)) for places in candidates]
@@ -220,7 +222,7 @@ def _places(code: _Code, graph: _Graph) -> list[int | None]:
     return _walk(candidates, extra, code.together(), -1 if code.backward else 1)
 
 
-def _owned(calls: Sequence[_Call], lines: Sequence[int]) -> list[list[int]]:
+def _owned(calls: Sequence[GeneratedCall], lines: Sequence[int]) -> list[list[int]]:
     """Stacks of each call, by their lines: the last one before it; of a fused kernel those of all its loops.
 
     On a CPU the compiler writes the call of a fused kernel when it comes to something else, the stack of which it has
@@ -278,7 +280,7 @@ def _walk(
     return result
 
 
-def _common(modules: Iterable[str]) -> str | None:
+def common(modules: Iterable[str]) -> str | None:
     """Lowest module that contains all of them; None of none."""
     split = [re.split(r"([./])", module) for module in dict.fromkeys(filter(None, modules))]
     if len(split) < 2:

@@ -27,6 +27,7 @@ from joulery.adapters.tracers.kineto.regions import (
     PHASES,
     RECOMPUTE,
     Strings,
+    frames,
     module_path,
     name_regions,
 )
@@ -38,7 +39,7 @@ HOST = "CPU"
 """Device of host threads: a trace does not say which socket a thread ran on."""
 
 GRAPH = "<CUDA graph>"
-"""Leaf of the kernels of a captured graph: one launch for all of them, so they cannot be separated."""
+"""Component for the kernels of a captured graph: one launch for all of them, so no operation of theirs is known."""
 
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 """Range in which a program waits for the next batch."""
@@ -73,7 +74,7 @@ def name_events(
     leaf, leaves, composite_leaves = _leaves(host, phase)
     opened = name_regions(host, compiled or {}, paths, leaves, path, phase, leaf)
     kept = _kept(host, opened)
-    kernels = _kernels(columns, host, paths, leaves, path, phase, leaf)
+    kernels = _kernels(columns, host, compiled or {}, paths, leaves, path, phase, leaf)
     ops, op = _joined(
         paths, leaves, np.concatenate([path[kept], kernels.path]), np.concatenate([leaf[kept], kernels.leaf])
     )
@@ -259,6 +260,7 @@ class _Kernels:
 def _kernels(
     columns: KinetoColumns,
     host: Host,
+    compiled: Mapping[str, CompiledCall],
     paths: Strings,
     leaves: Strings,
     path: IntArray,
@@ -276,11 +278,20 @@ def _kernels(
     k_path, k_phase = np.full(len(row), paths(UNNAMED), np.int64), np.full(len(row), NOWHERE, np.int64)
     linked = launch >= 0
     k_path[linked], k_phase[linked] = path[source[linked]], phase[source[linked]]
-    named = (op >= 0) | (linked & (host.composite[source] >= 0) if len(host.row) else linked)
-    at = np.where(op >= 0, op, source)[named]
-    own[named] = leaf[at]
     graph = linked & (graphs[columns.name[host.row[source]]] if len(host.row) else linked)
-    own[graph] = leaves(GRAPH)
+    # A kernel that compiled code launches has a name of its own, and so has each of a captured graph.
+    bare = linked.copy()
+    if len(host.row):
+        bare &= (host.composite[source] >= 0) & ((op < 0) | frames(host, compiled)[op])
+    named = (op >= 0) & ~bare & ~graph
+    own[named] = leaf[op[named]]
+    if len(host.row):
+        inside = named & (host.composite[source] >= 0)
+        k_path[inside] = path[op[inside]]
+    for inner, label in ((bare & ~graph, leaf), (graph, np.full(len(leaf), leaves(GRAPH)))):
+        texts, labels = paths.all(), leaves.all()
+        joined = [f"{texts[k_path[k]]}/{labels[label[source[k]]]}" for k in np.flatnonzero(inner).tolist()]
+        k_path[inner] = np.array([paths(text) for text in joined], np.int64)
     lost = int(np.count_nonzero(~linked))
     notes = (f"{lost} of {len(row)} kernels, copies and fills have no launch in the trace",) if lost else ()
     return _Kernels(row, k_path, own, k_phase, notes)

@@ -1,4 +1,5 @@
-"""Names inside compiled regions: one leaf, but for the calls of kernels that the recorder marked."""
+"""Names inside compiled regions: calls of kernels that the recorder marked by their modules, other operations below the
+region."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from joulery.adapters.tracers.inject.compiled import CALL
 from joulery.adapters.tracers.kineto.compiled import CompiledCall
 from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, EventKind
-from joulery.adapters.tracers.kineto.stacks import Host
+from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, Host
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.events import UNNAMED, module_components
 
@@ -19,6 +21,7 @@ ROOT = "<root>"
 PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
 NOWHERE, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, DATA = range(6)
 
+_FRAME = re.compile(f"{COMPILED.pattern}|^(TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher|{NODE})")
 _JOINED = re.compile(r"_\d+$")
 
 
@@ -52,9 +55,11 @@ def name_regions(
     phase: IntArray,
     leaf: IntArray,
 ) -> BoolArray:
-    """Name what lies inside compiled regions, in place: after its call of a kernel, or else after the region.
+    """Name what lies inside compiled regions, in place.
 
-    A region that autograd records is in a forward pass.
+    An operation belongs to the module of its call of a kernel, or else to the region. What remains of a region (guards,
+    allocations, on a CPU the kernels of calls that are not marked) is a leaf named after it. A region that autograd
+    records is in a forward pass.
 
     Args:
         host: Host rows.
@@ -73,12 +78,42 @@ def name_regions(
     for column in (path, phase, leaf):
         column[inside] = column[region]
     kept = np.zeros(len(host.row), np.bool_)
+    ops = inside[(host.columns.kind[host.row[inside]] == EventKind.OP) & ~frames(host, compiled)[inside]]
+    texts, names = paths.all(), leaves.all()
+    pairs, back = np.unique(np.stack([path[ops], leaf[ops]]), axis=1, return_inverse=True)
+    below = [paths(f"{texts[base]}/{names[name]}") for base, name in pairs.T.tolist()]
+    path[ops], leaf[ops] = np.array(below, np.int64)[back.ravel()], own[ops]
+    kept[ops] = True
     rows = inside[host.call[inside] >= 0]
-    if not len(rows) or not compiled:
-        return kept
+    if len(rows):
+        _name_calls(host, compiled, paths, leaves, rows, path, leaf, kept)
+    return kept
+
+
+def frames(host: Host, compiled: Mapping[str, CompiledCall]) -> BoolArray:
+    """Rows that only call compiled code: regions, what the compiler wraps around them, and unknown calls, bool[h]."""
+    named = np.array(
+        [bool(_FRAME.search(name)) or (name.startswith(CALL) and name not in compiled) for name in host.columns.names],
+        np.bool_,
+    )
+    return named[host.columns.name[host.row]] if len(named) else np.zeros(len(host.row), np.bool_)
+
+
+def _name_calls(
+    host: Host,
+    compiled: Mapping[str, CompiledCall],
+    paths: Strings,
+    leaves: Strings,
+    rows: IntArray,
+    path: IntArray,
+    leaf: IntArray,
+    kept: BoolArray,
+) -> None:
+    """Name the rows inside marked calls of kernels, in place."""
     call = host.call[rows]
+    base = path[host.composite[rows]]
     texts, names = paths.all(), host.columns.name[host.row[call]]
-    pairs, back = np.unique(np.stack([path[rows], names]), axis=1, return_inverse=True)
+    pairs, back = np.unique(np.stack([base, names]), axis=1, return_inverse=True)
     found = [compiled.get(host.columns.names[name]) for name in pairs[1].tolist()]
     known = np.array([entry is not None for entry in found], np.bool_)[back.ravel()]
     table = [
@@ -86,15 +121,14 @@ def name_regions(
         for base, entry in zip(pairs[0].tolist(), found, strict=True)
     ]
     kernels = [leaves(entry.leaf if entry is not None else "") for entry in found]
-    of_call = np.array(kernels, np.int64)[back.ravel()]
     path[rows[known]] = np.array(table, np.int64)[back.ravel()][known]
-    leaf[rows[known]] = np.where(rows == call, of_call, own[rows])[known]
+    outer = known & (rows == call)
+    leaf[rows[outer]] = np.array(kernels, np.int64)[back.ravel()][outer]
     # The range of a call is an event where nothing inside it says what runs: the kernels of a CPU.
     ops = (rows != call) & (host.columns.kind[host.row[rows]] == EventKind.OP)
     speaks = np.zeros(len(host.row), np.bool_)
     speaks[call[ops]] = True
-    kept[rows[known & ((rows != call) | ~speaks[rows])]] = True
-    return kept
+    kept[rows[rows == call]] = (known & ~speaks[rows])[rows == call]
 
 
 def _below(base: str, module: str | None) -> str:
