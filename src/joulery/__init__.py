@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from joulery.app.callbacks.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from joulery.app.callbacks.lightning import LightningCallback as LightningCallback
+    from joulery.app.callbacks.training_meter import TrainingJobMeter as TrainingJobMeter
     from joulery.app.functions import account as account
     from joulery.app.functions import plan as plan
     from joulery.app.functions import report as report
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 _EXPORTS: dict[str, str] = {
     "CarbonSeries": "joulery.domain.energy.carbon",
     "Footprint": "joulery.domain.energy.footprint",
+    "TrainingJobMeter": "joulery.app.callbacks.training_meter",
     "JouleryError": "joulery.domain.errors",
     "MeasureWarning": "joulery.runtime.measuring.measure",
     "Measurement": "joulery.runtime.measuring.measure",

@@ -440,3 +440,63 @@ def test_a_device_that_falls_silent_is_a_gap_with_a_note(tmp_path: Path) -> None
     assert 0.0 < fields["coverage_ratio"] < 0.8
     assert fields["energy_j"] == pytest.approx(100 * fields["coverage_ratio"] * fields["duration_s"], rel=0.01)
     assert any("the fake gives nothing" in note for note in fields["notes"])
+
+
+def test_each_node_of_a_job_leaves_its_run_and_the_first_prints_their_sum(tmp_path: Path) -> None:
+    steady = ["--meter", "fake:40", "--idle", "share", "--out", "job"]
+    later = subprocess.Popen(
+        [*MEASURE, *steady, "--node", "1/2", "--", "sleep", "0.6"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    first = measure(tmp_path, *steady, "--node", "0/2", "--json", "--", "sleep", "0.3")
+    _, said = later.communicate(timeout=60)
+    assert (first.returncode, later.returncode) == (0, 0), first.stderr + said
+    assert "node 1 of a job on 2 nodes: the figures are of this node" in " ".join(said.split())
+    job = json.loads(first.stderr.splitlines()[-1])["job"]
+    nodes = [report(tmp_path / "job" / f"node-{node}") for node in (0, 1)]
+    assert (job["nodes"], job["reported"]) == (2, 2)
+    assert job["energy_j"] == pytest.approx(sum(node["energy_j"] for node in nodes), rel=1e-9)
+    assert report(tmp_path / "job")["energy_j"] == job["energy_j"]
+
+
+TASK = """\
+import os, pathlib, time
+def meet(place):
+    pathlib.Path(place + os.environ["SLURM_LOCALID"]).touch()
+    while not all(pathlib.Path(place + task).exists() for task in "01"):
+        time.sleep(0.01)
+meet("begun-")
+end = time.process_time() + 0.4
+while time.process_time() < end: pass
+meet("done-")
+raise SystemExit(3)
+"""
+
+
+def test_of_several_tasks_on_a_node_the_first_measures_all_and_the_others_are_only_run(tmp_path: Path) -> None:
+    """As srun starts them: side by side, below one parent."""
+    (tmp_path / "task.py").write_text(TASK)
+    joulery, task = " ".join(JOULERY), f"{sys.executable} task.py"
+    script = (
+        f"SLURM_LOCALID=1 {joulery} measure -- {task} & other=$!\n"
+        f"SLURM_LOCALID=0 {joulery} measure --json --out run -- {task}; code=$?\n"
+        "wait $other; exit $((code * 10 + $?))"
+    )
+    slurm = {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, **slurm}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 33, done.stderr
+    assert (
+        done.stderr.count('"energy_j": ') == 2 and not (tmp_path / "runs").exists()
+    )  # one report: its total, its part
+    assert report(tmp_path / "run")["cpu_s"] is None  # the system's figure is of one task
+    ran_s = open_run(tmp_path / "run").series("busy")["run_s"]
+    assert float(sum(ran_s)) > 0.7  # both tasks, 0.4 s each
+
+
+def test_a_command_that_starts_its_program_elsewhere_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "srun").chmod(0o755)
+    done = measure(tmp_path, "--", "./srun", "python", "train.py")
+    assert done.returncode == 0
+    assert "warning: only srun itself is counted" in " ".join(done.stderr.split())

@@ -17,6 +17,10 @@ from joulery.app.wiring.share import make_run_group
 from joulery.app.wiring.tracers import open_tracer
 from joulery.domain.errors import ConfigError
 from joulery.runtime.measuring import measure as runtime
+from joulery.runtime.measuring.job_place import ALONE
+from joulery.runtime.measuring.job_place import JobPlace as JobPlace
+from joulery.runtime.measuring.job_place import job_place as job_place
+from joulery.runtime.measuring.launch import become
 from joulery.runtime.measuring.measure import Measured as Measured
 from joulery.runtime.measuring.measure import Measurement
 from joulery.runtime.measuring.terms import PERIOD_S as PERIOD_S
@@ -60,11 +64,15 @@ def measure_command(
     out: Path | None = None,
     ended: Callable[[int], None] = lambda exit_code: None,
     tracing: runtime.RunTracing | None = None,
+    place: JobPlace = ALONE,
 ) -> Measured:
     """Run a command and measure it and its descendants, in a control group where this machine allows one.
 
+    Of several tasks that a launcher started on this node, the first measures them all; the others become the command.
     Arguments and errors are those of :func:`joulery.runtime.measuring.measure.measure_command`.
     """
+    if place.task > 0:
+        return Measured(*become(argv))
     return runtime.measure_command(
         argv,
         settings=settings,
@@ -75,6 +83,7 @@ def measure_command(
         ended=ended,
         make_group=make_run_group,
         tracing=tracing,
+        place=place,
     )
 
 

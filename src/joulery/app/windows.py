@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from joulery.app.measuring import open_carbon
 from joulery.app.wiring.meters import open_meters, parse_meter
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.errors import CapabilityError
+from joulery.runtime.measuring.joined_trees import JoinedTrees
+from joulery.runtime.measuring.share import TreeReader
 from joulery.runtime.measuring.windows import NamedWindow as NamedWindow
 from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
 
@@ -36,6 +38,8 @@ class MachineMeter(WindowMeter):
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
         launcher: Charge the parent of this process and all that it started, too (torchrun): one process of a node
             measures for all.
+        processes: Names further processes that are charged with all that they start (the workers of a Ray job beside
+            this one); it is called again as the program goes on.
 
     Raises:
         ConfigError, DataError: An argument is wrong, or the file cannot be used.
@@ -55,6 +59,7 @@ class MachineMeter(WindowMeter):
         pue: float = 1.0,
         meters: Sequence[str] | None = None,
         launcher: bool = False,
+        processes: Callable[[], Collection[int]] | None = None,
     ) -> None:
         flags = {"zone": zone, "column": column, "timezone": timezone, "scope": scope, "fill": fill}
         given = {name: value for name, value in flags.items() if value is not None}
@@ -67,8 +72,12 @@ class MachineMeter(WindowMeter):
                 "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
             )
         busy = open_busy()
+
+        def tree_of(root: int) -> TreeReader:
+            return open_tree(root, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+
         root = os.getppid() if launcher else os.getpid()
-        tree = open_tree(root, include_root=True, exclude=frozenset(), sockets=busy.sockets, group=None)
+        tree = tree_of(root) if processes is None else JoinedTrees(lambda: {root, *processes()}, tree_of)
         readers = WindowReaders(opened.meters, busy, tree)
         try:
             super().__init__(readers, source, idle=idle, pue=pue)

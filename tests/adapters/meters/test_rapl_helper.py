@@ -232,26 +232,29 @@ def test_a_group_is_told_by_the_kernel(cap: Powercap, path: Path, monkeypatch: p
         assert meter.read()[0] == 1.0
 
 
+READ_AS = """
+import json, os, sys
+from pathlib import Path
+from joulery.adapters.meters import rapl_helper
+from joulery.adapters.meters.rapl import open_rapl
+from joulery.domain.errors import CapabilityError
+
+root, path, user, groups = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+os.setgroups(groups)
+os.setgid(user)
+os.setuid(user)
+try:
+    meter = open_rapl(Path(root), Path(path))
+    print(f"{type(meter).__name__} {meter.read()}", end="")
+except CapabilityError as error:
+    print(error.message, end="")
+"""
+
+
 def read_as(root: Path, path: Path, *groups: int) -> str:
-    """What a user without rights reads: in a child process, because its Python may be out of that user's reach."""
-    out, into = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups(groups)
-            os.setgid(UNPRIVILEGED)
-            os.setuid(UNPRIVILEGED)
-            meter = open_rapl(root, path)
-            said = f"{type(meter).__name__} {meter.read()}"
-        except CapabilityError as error:
-            said = error.message
-        os.write(into, said.encode())
-        os._exit(0)
-    os.close(into)
-    with os.fdopen(out) as answer:
-        said = answer.read()
-    os.waitpid(child, 0)
-    return said
+    """What a user without rights reads. Its process imports as root: its Python may be out of that user's reach."""
+    words = [sys.executable, "-c", READ_AS, str(root), str(path), str(UNPRIVILEGED), json.dumps(groups)]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 def helper(root: Path, path: Path) -> subprocess.Popen[str]:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from joulery.app.callbacks.job_board import LAST_WAIT_S, JobBoard, MultiNodeEnergy, nodes_of_job, open_board
+from joulery.app.callbacks.job_board import LAST_WAIT_S, JobBoard, MultiNodeEnergy, open_board
 from joulery.app.callbacks.training_meter import TrainingMeter
+from joulery.app.windows import MachineMeter
 from joulery.runtime.measuring.measure import MeasureWarning
 
 SCRIPTED = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
@@ -111,21 +112,66 @@ def test_a_run_on_one_node_has_no_job():
     assert meter.job is None
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, (0, 1)),
-        ({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"}, (1, 2)),
-        ({"SLURM_STEP_NUM_NODES": "4", "SLURM_NODEID": "3"}, (3, 4)),
-        ({"GROUP_WORLD_SIZE": "two", "GROUP_RANK": "1"}, (0, 1)),
-        ({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "2"}, (0, 1)),
-    ],
-)
-def test_which_node_of_how_many(environment, expected):
-    assert nodes_of_job(environment) == expected
+def workers(places):
+    """Boards of the workers of a Ray job, by ``(node, pid)`` in the order of their ranks."""
+    store, clock = Store(), Clock()
+    return [JobBoard(store, node, 0, lambda: clock.now_s, clock.sleep, ranks=len(places)) for node, _ in places]
+
+
+def test_workers_of_ray_find_each_other_and_their_nodes():
+    places = [(0, 100), (1, 200), (1, 201)]
+    first, second, third = workers(places)
+    first.join(0, 100)
+    second.join(1, 200)
+    assert (second.pids(), first.pids(), first.nodes) == ({200}, {100}, 0)
+    second.put(5.0, None)
+    first.put(10.0, None)
+    assert first.job() is None  # on how many nodes the job runs is not known yet
+    third.join(2, 201)
+    assert second.pids() == {200, 201}
+    assert first.job() == MultiNodeEnergy(15.0, None, 2, 2, False)
+
+
+def test_a_ray_job_on_one_node_has_no_sum_of_nodes():
+    first, second = workers([(0, 100), (0, 101)])
+    first.join(0, 100)
+    second.join(1, 101)
+    first.put(10.0, 1.0, final=True)
+    assert (first.pids(), first.job(), first.last()) == ({100, 101}, None, None)
+
+
+@SCRIPTED
+def test_a_worker_of_ray_that_does_not_measure_joins_and_the_one_that_does_charges_all():
+    opened, joined = {}, []
+
+    def open_meter(**options):
+        opened.update(options)
+        return MachineMeter(**{key: value for key, value in options.items() if key != "processes"})
+
+    measuring, other = workers([(0, 100), (0, 101)])
+    TrainingMeter(OPTIONS, here=False, board=lambda: joined.append(1) or other, joins=True).begin()
+    assert joined == [1]
+    other.join(1, 101)
+    meter = TrainingMeter(OPTIONS, open_meter, board=lambda: measuring, joins=True)
+    meter.begin()
+    assert opened["processes"]() == {101}
+    meter.end()
+    TrainingMeter(OPTIONS, here=False, board=lambda: joined.append(2), joins=False).begin()
+    assert joined == [1]
+
+
+def test_the_energy_of_a_job_reads_well():
+    assert str(MultiNodeEnergy(4.85, 0.001, 2, 2, True)) == "4.85 J on 2 of 2 nodes, 1.00 mg CO2e"
+    assert str(MultiNodeEnergy(4.85, None, 2, 1, False)).endswith("1 of 2 nodes, not all nodes have ended")
+    assert MultiNodeEnergy(4.85, None, 2, 1, False).as_dict()["energy_j"] == 4.85
 
 
 def test_without_a_store_the_figures_are_said_to_be_of_one_node():
     assert open_board({}) is None
     with pytest.warns(MeasureWarning, match="node 1 of 2 alone"):
-        assert open_board({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"}) is None
+        assert (
+            open_board({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) is None
+        )
+    ray = {"RAY_JOB_ID": "01000000", "NODE_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    with pytest.warns(MeasureWarning, match="this process alone"):
+        assert open_board(ray) is None

@@ -8,6 +8,10 @@ from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.measure import MeasureWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
+RAY = {"NODE_RANK": "0", "RANK": "1", "WORLD_SIZE": "2"}
+SLURM = {
+    "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"
+}  # fmt: skip
 OPTIONS = {"meters": ["fake:50"], "carbon": "360 g/kWh"}
 
 
@@ -65,6 +69,10 @@ def test_a_meter_that_cannot_be_opened_does_not_end_training():
         ({"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}, False, True),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, True, False),
         ({"LOCAL_WORLD_SIZE": "x"}, True, False),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "RAY_JOB_ID": "01", **RAY}, False, False),
+        (SLURM, True, True),
+        ({**SLURM, "SLURM_LOCALID": "1"}, False, True),
+        ({**SLURM, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, True, False),
     ],
 )
 def test_one_process_of_a_node_measures(environment, here, several):

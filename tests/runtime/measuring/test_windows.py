@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -212,7 +213,45 @@ def test_without_an_answer_of_the_grid_joules_stand_and_a_warning_says_why():
     assert cost.carbon_g is None and cost.energy_j > 0
 
 
-def test_the_meter_of_this_machine_in_blocks_tasks_and_forks():
+FORKED = """
+import os, sys, threading
+import joulery
+from joulery.domain.errors import ConfigError
+
+meter = joulery.Meter(meters=["cpu-model:10,40"])
+held, done = threading.Event(), threading.Event()
+
+def hold():  # as the meter's thread does while it reads; in the child no thread lets go of the lock
+    with meter._lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    refused = 0
+    for ask in (meter.read, lambda: meter.power_w, lambda: meter.begin_window("a"), lambda: meter.end_window("a")):
+        try:
+            ask()
+        except ConfigError:
+            refused += 1
+    meter.close()
+    os._exit(refused)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+done.set()
+meter.close()
+sys.exit(code)
+"""
+
+
+def test_a_forked_child_is_refused_and_waits_for_no_thread_of_its_parent():
+    """In a program of its own: threads of other tests, such as gRPC's, do not survive a fork of this process."""
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert ran.returncode == 4, ran.stderr
+
+
+def test_the_meter_of_this_machine_in_blocks_and_tasks():
     with joulery.Meter(meters=["cpu-model:10,40"], carbon="250 g/kWh") as meter:
 
         async def task(name):
@@ -226,14 +265,6 @@ def test_the_meter_of_this_machine_in_blocks_tasks_and_forks():
         with meter.window("all") as whole, pytest.raises(ConfigError, match="not ended"):
             print(whole.footprint)
         windows = asyncio.run(both())
-        child = os.fork()
-        if child == 0:
-            try:
-                meter.read()
-            except ConfigError:
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     for window in (whole, *windows):
         assert window.footprint.energy_j > 0 and window.footprint.quality is Quality.MODELLED
         assert window.name in str(window) and "<table>" in window._repr_html_()

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from joulery.app.callbacks.job_board import MultiNodeEnergy
-from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
+from joulery.app.callbacks.training_meter import TrainingJobMeter
 from joulery.domain.energy.footprint import Footprint
 
 
@@ -30,7 +30,7 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
     """
 
     def __init__(self, **options: Any) -> None:
-        self._meter = TrainingMeter({**options, "launcher": launched()}, here=measures_here())
+        self._meter = TrainingJobMeter(**options)
         self._epoch: dict[str, float] = {}
 
     @property

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
+from joulery.domain.format import grams, si
+from joulery.runtime.measuring.job_place import job_place
 from joulery.runtime.measuring.measure import MeasureWarning
 
 CONNECT_S = 5.0
 LAST_WAIT_S = 5.0
 """How long the first node waits at the end for the last sums of the others."""
 _POLL_S = 0.1
+_RAY = ("NODE_RANK", "RANK", "WORLD_SIZE")
 
 
 class KeyValueStore(Protocol):
@@ -57,15 +62,27 @@ class MultiNodeEnergy:
     reported: int
     final: bool
 
+    def __str__(self) -> str:
+        parts = [f"{si(self.energy_j, 'J')} on {self.reported} of {self.nodes} nodes"]
+        if self.carbon_g is not None:
+            parts.append(f"{grams(self.carbon_g)} CO2e")
+        return ", ".join(parts if self.final else [*parts, "not all nodes have ended"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
 
 class JobBoard:
     """Sums of the nodes of one job.
 
     Args:
         store: The store of the job.
-        node, nodes: This node's number, and how many there are.
+        node, nodes: This node's number, and how many there are; 0 where the launcher does not say (Ray Train): then
+            every process of the job joins, and the number is known once all have.
         now_s: A monotonic clock.
         sleep: Waits.
+        ranks: Processes of a job whose launcher does not say on how many nodes it runs.
     """
 
     def __init__(
@@ -75,10 +92,37 @@ class JobBoard:
         nodes: int,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        ranks: int = 0,
     ) -> None:
         self.node, self.nodes = node, nodes
         self._store, self._now_s, self._sleep = store, now_s, sleep
         self._lost = False
+        self._ranks = ranks
+        self._members: dict[int, Mapping[str, int]] = {}
+
+    def join(self, rank: int, pid: int) -> None:
+        """Say on which node a process of the job runs.
+
+        Args:
+            rank: Its rank in the job.
+            pid: Its number there.
+        """
+        text = json.dumps({"node": self.node, "pid": pid})
+        self._guarded(lambda: self._store.set(f"rank/{rank}", text))
+
+    def pids(self) -> frozenset[int]:
+        """The processes of the job on this node that have joined."""
+        self._look_around()
+        return frozenset(one["pid"] for one in self._members.values() if one["node"] == self.node)
+
+    def _look_around(self) -> None:
+        """Read who has joined; the nodes are known once all have."""
+        for rank in range(self._ranks):
+            if rank not in self._members and (member := self._guarded(partial(self._read, f"rank/{rank}"))):
+                self._members[rank] = member
+        if not self.nodes and self._ranks and len(self._members) == self._ranks:
+            self.nodes = 1 + max(one["node"] for one in self._members.values())
 
     def put(self, energy_j: float, carbon_g: float | None, *, final: bool = False) -> None:
         """Leave the sums of this node.
@@ -92,8 +136,13 @@ class JobBoard:
         self._guarded(lambda: self._store.set(_key(self.node), text))
 
     def job(self) -> MultiNodeEnergy | None:
-        """What the nodes have reported; None where none has, or the store is lost."""
-        found = self._guarded(lambda: [each for node in range(self.nodes) if (each := self._of(node)) is not None])
+        """What the nodes have reported; None where none has, there is one node, or the store is lost."""
+        self._look_around()
+        if self.nodes < 2:
+            return None
+        found = self._guarded(
+            lambda: [each for node in range(self.nodes) if (each := self._read(_key(node))) is not None]
+        )
         if not found:
             return None
         carbon_g = [each["carbon_g"] for each in found]
@@ -114,8 +163,7 @@ class JobBoard:
             job = self.job()
         return job
 
-    def _of(self, node: int) -> Mapping[str, Any] | None:
-        key = _key(node)
+    def _read(self, key: str) -> Mapping[str, Any] | None:
         if not self._store.check([key]):
             return None
         found: Mapping[str, Any] = json.loads(self._store.get(key))
@@ -133,31 +181,34 @@ class JobBoard:
             return None
 
 
-def nodes_of_job(environment: Mapping[str, str]) -> tuple[int, int]:
-    """(This node's number, nodes) of a job started by torchrun or srun; (0, 1) of any other."""
-    for size, rank in (("GROUP_WORLD_SIZE", "GROUP_RANK"), ("SLURM_STEP_NUM_NODES", "SLURM_NODEID")):
-        nodes, node = environment.get(size, ""), environment.get(rank, "")
-        if nodes.isdigit() and node.isdigit() and int(node) < int(nodes):
-            return int(node), int(nodes)
-    return 0, 1
+def in_ray(environment: Mapping[str, str]) -> bool:
+    """Whether this is a worker of Ray Train: its parent, the raylet, starts the workers of other jobs too."""
+    return "RAY_JOB_ID" in environment and all(environment.get(key, "").isdigit() for key in _RAY)
 
 
 def open_board(environment: Mapping[str, str]) -> JobBoard | None:
-    """The board of a job on several nodes; None for a job on one, and with a warning where there is no store."""
-    node, nodes = nodes_of_job(environment)
-    if nodes < 2:
+    """The board of a job on several nodes, or of one that Ray Train started.
+
+    None for a job of torchrun or srun on one node, and with a warning where there is no store.
+    """
+    place, ray = job_place(environment), in_ray(environment)
+    if place.nodes < 2 and not ray:
         return None
     try:
         from torch.distributed import PrefixStore, TCPStore
 
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False)
-        return JobBoard(PrefixStore("joulery", store), node, nodes)
+        if not ray:
+            return JobBoard(PrefixStore("joulery", store), place.node, place.nodes)
+        node, rank, ranks = (int(environment[key]) for key in _RAY)
+        board = JobBoard(PrefixStore("joulery", store), node, 0, ranks=ranks)
+        board.join(rank, os.getpid())
+        return board
     except (ImportError, KeyError, ValueError, RuntimeError, OSError) as error:
+        alone = "this process" if ray else f"node {place.node} of {place.nodes}"
         warnings.warn(
-            f"figures are of node {node} of {nodes} alone: the job's store does not answer ({error})",
-            MeasureWarning,
-            stacklevel=3,
+            f"figures are of {alone} alone: the job's store does not answer ({error})", MeasureWarning, stacklevel=3
         )
         return None
 

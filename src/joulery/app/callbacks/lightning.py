@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from joulery.app.callbacks.job_board import MultiNodeEnergy
-from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
+from joulery.app.callbacks.training_meter import TrainingJobMeter
 from joulery.domain.energy.footprint import Footprint
 
 _OLD = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
@@ -31,7 +31,7 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # the package is not 
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._meter = TrainingMeter({**options, "launcher": launched()}, here=measures_here())
+        self._meter = TrainingJobMeter(**options)
 
     @property
     def footprint(self) -> Footprint | None:

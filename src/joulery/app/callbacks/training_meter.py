@@ -10,26 +10,31 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from joulery.app.callbacks.job_board import JobBoard, MultiNodeEnergy, open_board
+from joulery.app.callbacks.job_board import JobBoard, MultiNodeEnergy, in_ray, open_board
 from joulery.app.windows import MachineMeter
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import JouleryError
+from joulery.runtime.measuring.job_place import job_place
 from joulery.runtime.measuring.measure import MeasureWarning
 
 RUN, EPOCH, STEPS = "joulery run", "joulery epoch", "joulery steps"
 
 
 def measures_here(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process measures for its node: the only one, or that of local rank 0."""
-    return environment.get("LOCAL_RANK", "0") in ("", "0")
+    """Whether this process measures for its node: the only one, or that of local rank 0 (torchrun, Ray, srun)."""
+    rank = environment.get("LOCAL_RANK", "")
+    return rank == "0" if rank else job_place(environment).task == 0
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher started several processes on this node."""
+    """Whether a launcher started several processes on this node, and nothing else (torchrun, srun; not Ray)."""
+    if not environment.get("LOCAL_RANK"):
+        return job_place(environment).tasks > 1
     size = environment.get("LOCAL_WORLD_SIZE", "1")
-    return size.isdigit() and int(size) > 1
+    return size.isdigit() and int(size) > 1 and not in_ray(environment)
 
 
 class TrainingMeter:
@@ -40,6 +45,7 @@ class TrainingMeter:
         open_meter: Makes the meter.
         here: Whether this process measures.
         board: Opens the board of a job on several nodes; None for a job on one.
+        joins: Whether processes that do not measure join the board too (Ray Train; found out when None).
 
     Attributes:
         footprint: What the run cost on this node; None before it has ended, and in processes that do not measure.
@@ -53,9 +59,11 @@ class TrainingMeter:
         *,
         here: bool = True,
         board: Callable[[], JobBoard | None] = lambda: open_board(os.environ),
+        joins: bool | None = None,
     ) -> None:
         self.footprint: Footprint | None = None
         self.job: MultiNodeEnergy | None = None
+        self._joins = in_ray(os.environ) if joins is None else joins
         self._open_board = board
         self._board: JobBoard | None = None
         self._options, self._open_meter, self._here = dict(options), open_meter, here
@@ -67,6 +75,8 @@ class TrainingMeter:
         """The run begins."""
         if self._here and self._meter is None:
             self._guarded(self._begin)
+        elif not self._here and self._joins and self._board is None:
+            self._board = self._open_board()  # which joins it
 
     def step(self) -> None:
         """A step has ended."""
@@ -115,10 +125,13 @@ class TrainingMeter:
             self.job = self._board.last() if self._board.node == 0 else self._board.job()
 
     def _begin(self) -> None:
-        self._meter = meter = self._open_meter(**self._options)
+        self._board = self._open_board()
+        options = dict(self._options)
+        if self._board is not None and self._joins:
+            options["processes"] = self._board.pids
+        self._meter = meter = self._open_meter(**options)
         for name in (RUN, STEPS):
             meter.begin_window(name, sync=True)
-        self._board = self._open_board()
 
     def _job_metrics(self, so_far: Footprint) -> dict[str, float]:
         """Metrics of the whole job by what its nodes reported last; empty for one node, or while a node is missing."""
@@ -142,6 +155,37 @@ class TrainingMeter:
         except JouleryError as error:
             warnings.warn(f"training is not measured: {error}", MeasureWarning, stacklevel=3)
             return None
+
+
+class TrainingJobMeter(TrainingMeter):
+    """Joules and grams of a training loop of one's own, in a job of any number of processes and nodes.
+
+    ::
+
+        with joulery.TrainingJobMeter(carbon="250 g/kWh") as energy:
+            for batch in batches:
+                train_step(batch)
+                energy.step()
+        print(energy.footprint, energy.job)
+
+    Every process of the job enters it (torchrun, Ray Train, srun): one of each node measures, and the first node knows
+    the sum of all. :meth:`metrics` has the figures of the steps since it was called last, for any logger.
+
+    Args:
+        options: As for ``joulery.Meter``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__({**options, "launcher": launched()}, here=measures_here())
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
 
 def _metrics(footprint: Footprint, of: str) -> dict[str, float]:

@@ -5,8 +5,9 @@ once they are started, queueing left out. It measures what a limit does and assu
 limit alternate with windows at full power (full, limit, limit, full, ...; a switchback), so that a drift of the load
 meets both alike. Each neighbouring two windows are one comparison of service time and of joules for the same work.
 
-A limit is kept only where the upper end of the 95 % interval of its slowdown lies within ``max_slowdown`` and its cost,
-``eta · energy + (1 - eta) · service time``, both against full power, is the least of those known. While it is kept,
+A limit is kept only where its slowdown is found within ``max_slowdown`` (one beyond it is, in fewer than 5 % of its
+trials) and its cost, ``eta · energy + (1 - eta) · service time``, both against full power, is the least of those known.
+The nearer it is to the bound and the more requests differ, the more comparisons that takes, 4 to 48. While it is kept,
 windows at full power go on and renew the comparison.
 
 Two rules hold at every observation, trials included:
@@ -31,7 +32,6 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.json_numbers import known_numbers
 from joulery.policies.clocks.limit_comparison import (
     FULL,
-    LimitComparison,
     LimitRecord,
     WindowTotals,
     WorkTotals,
@@ -57,6 +57,10 @@ _MIN_JUDGED = 20
 _NOISE = 0.01
 _RISES = 2
 """So many limits in a row that cost more than the least by more than noise end the search."""
+_IDLE_WINDOWS = 24
+"""So many windows of a trial that gave no comparison end it."""
+_SEARCH_SHARE = 0.2
+"""Most of the time that searches may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ class ServiceLimitState:
         calm_s: No limit before this time.
         backoff_s: How long a further threat keeps full power.
         searched_s: When the search began.
+        found_s: When it ended; NaN while it goes on.
         checked_s: When the limit that is kept was compared last.
     """
 
@@ -182,6 +187,7 @@ class ServiceLimitState:
     calm_s: float = -math.inf
     backoff_s: float = 0.0
     searched_s: float = 0.0
+    found_s: float = math.nan
     checked_s: float = 0.0
 
     def finished(self, tuner: ServiceLimitTuner) -> bool:
@@ -371,7 +377,7 @@ class ServiceLimitTuner:
         record = state_record(state).with_comparison(comparison)
         state = replace(state, records=(*(one for one in state.records if one.ratio != state.trial), record))
         verdict = record.verdict(self.max_slowdown)
-        if verdict is None and position < 3 * LimitComparison.MOST:
+        if verdict is None and position - 2 * len(record.comparisons) < _IDLE_WINDOWS:
             return self._to_window(state, view)
         return self._tried(state, record, within=bool(verdict))
 
@@ -433,9 +439,11 @@ class ServiceLimitTuner:
             return self._in_credit(state, view, f"compares {100 * state.trial:.0f} % of its power with full power")
         if view.now_s < state.calm_s:
             return self._done(self._baseline(state), view, "keeps full power after the SLO was threatened")
-        if view.now_s - state.searched_s >= self.review_s and state.finished(self):
-            state = replace(self._baseline(state), records=(), tried=(), rises=0, searched_s=view.now_s)
-            return self._done(state, view, "begins the search anew")
+        if state.finished(self):
+            state = state if math.isfinite(state.found_s) else replace(state, found_s=view.now_s)
+            if view.now_s - state.searched_s >= max(self.review_s, (state.found_s - state.searched_s) / _SEARCH_SHARE):
+                state = replace(self._baseline(state), records=(), tried=(), rises=0, searched_s=view.now_s)
+                return self._done(replace(state, found_s=math.nan), view, "begins the search anew")
         if state.phase is LimitPhase.HOLD and state.ratio == 1 and state.trial < 1:
             return self._done(state, view, "compares its limit with full power")
         untried = next((ratio for ratio in self.ratios if ratio not in state.tried), None)
@@ -451,7 +459,7 @@ class ServiceLimitTuner:
             need_s = self._trial_credit_s(state, view)
             return self._done(state, view, f"{state.credit_s:.1f} s of {need_s:.1f} s of credit")
         if not state.tried:
-            state = replace(state, searched_s=view.now_s)
+            state = replace(state, searched_s=view.now_s, found_s=math.nan)
         records = tuple(one for one in state.records if one.ratio != untried)
         state = replace(state, phase=LimitPhase.TRIAL, trial=untried, position=1, records=records)
         return self._done(self._to_window(state, view), view, f"tries {100 * untried:.0f} % of its power")

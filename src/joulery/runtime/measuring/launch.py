@@ -147,3 +147,13 @@ def _discard_pending() -> None:
     """Signals that came for the command too late to be passed on are not ours to die of."""
     while signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 0) is not None:
         pass
+
+
+def become(argv: Sequence[str]) -> tuple[int, str]:
+    """Replace this process by a command, unmeasured; where that fails, the exit code and the reason."""
+    try:
+        os.execvp(argv[0], list(argv))
+    except FileNotFoundError:
+        return NOT_FOUND, f"{argv[0]}: command not found"
+    except OSError as error:
+        return NOT_EXECUTABLE, f"{argv[0]}: {error.strerror}"

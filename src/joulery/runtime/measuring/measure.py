@@ -14,12 +14,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.runtime.measuring.job_place import ALONE, JobPlace, detached
 from joulery.runtime.measuring.launch import NOT_EXECUTABLE, NOT_FOUND, LaunchOutcome, run_command
 from joulery.runtime.measuring.recorder import RunRecorder
 from joulery.runtime.measuring.terms import Settings, Terms
@@ -114,8 +115,11 @@ def measure_command(
     ended: Callable[[int], None] = lambda exit_code: None,
     make_group: Callable[[int], EnterableGroup | None] = lambda pid: None,
     tracing: RunTracing | None = None,
+    place: JobPlace = ALONE,
 ) -> Measured:
     """Run a command and measure it and everything it starts.
+
+    Where a launcher started several tasks on this node, the first one measures them all.
 
     Args:
         argv: The command.
@@ -127,6 +131,7 @@ def measure_command(
         ended: Called with the exit code as soon as there is one.
         make_group: Makes a control group for what a process starts; None where none may be made.
         tracing: Records the operations too.
+        place: Which part of a job this is; of a job on several nodes each leaves a run in the job's folder.
 
     Raises:
         JouleryError: The folder holds a run or cannot be written, or a named meter cannot be read. Nothing was started.
@@ -134,21 +139,15 @@ def measure_command(
     refusal = _refusal(argv[0])
     if refusal is not None:
         return refusal
-    writer, trouble = _run_directory(argv, terms, owner, out)
+    writer, trouble = _run_directory(argv, terms, owner, out, place)
     recorder = RunRecorder(writer, settings)
-    for text in trouble:
+    for text in (*trouble, *filter(None, [detached(argv)])):
         recorder.warn(text)
     environment = tracing.environment(writer) if tracing is not None else None
-    group = make_group(os.getpid())
+    group = make_group(os.getpid()) if place.tasks == 1 else None
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            named = (str(group.path), group.per_cpu) if group else None
-            folder = tracing.folder(writer) if tracing is not None else None
-            recorder.start(root=os.getpid(), include_root=False, group=named, threads=folder)
-        except KeyboardInterrupt:
-            recorder.abandon()
-            raise
+        _start(recorder, place, group, tracing)
         outcome = run_command(
             argv,
             in_child=lambda: _enter(group),
@@ -157,10 +156,24 @@ def measure_command(
             environment=environment,
         )
         ended(outcome.exit_code)
+        if place.tasks > 1:  # the system's figure is of one task
+            outcome = replace(outcome, cpu_s=0.0)
         return _finished(recorder, outcome, terms, source, tracing)
     finally:
         if group is not None:
             group.remove()
+
+
+def _start(recorder: RunRecorder, place: JobPlace, group: EnterableGroup | None, tracing: RunTracing | None) -> None:
+    """Start the sampler: it counts what this process starts or, of several tasks of a node, what their parent does."""
+    try:
+        named = (str(group.path), group.per_cpu) if group else None
+        folder = tracing.folder(recorder.writer) if tracing is not None else None
+        root = os.getpid() if place.tasks == 1 else os.getppid()
+        recorder.start(root=root, include_root=False, group=named, threads=folder)
+    except KeyboardInterrupt:
+        recorder.abandon()
+        raise
 
 
 def _enter(group: EnterableGroup | None) -> None:
@@ -206,14 +219,17 @@ def _refusal(command: str) -> Measured | None:
 
 
 def _run_directory(
-    argv: Sequence[str], terms: Terms, owner: str | None, out: Path | None
+    argv: Sequence[str], terms: Terms, owner: str | None, out: Path | None, place: JobPlace = ALONE
 ) -> tuple[RunWriter, list[str]]:
     def create(folder: Path) -> RunWriter:
         zone = terms.carbon.get("zone")
-        return create_run(folder, kind="measure", argv=argv, zone=zone, owner=owner, details={"terms": terms.to_dict()})
+        details = {"terms": terms.to_dict(), **({"job": place.as_dict()} if place.nodes > 1 else {})}
+        return create_run(folder, kind="measure", argv=argv, zone=zone, owner=owner, details=details)
 
+    if out is None and place.nodes > 1 and place.name:
+        out = RUNS / place.name
     if out is not None:
-        return create(out), []
+        return create(out / place.folder if place.nodes > 1 else out), []
     name = new_run_id(time.time())
     try:
         return create(RUNS / name), []

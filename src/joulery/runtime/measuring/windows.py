@@ -149,7 +149,12 @@ class WindowMeter:
 
     @property
     def power_w(self) -> float:
-        """Power of all that is metered over the latest interval, other programs included; NaN where unknown."""
+        """Power of all that is metered over the latest interval, other programs included; NaN where unknown.
+
+        Raises:
+            ConfigError: The meter is of another process.
+        """
+        self._check_process()
         with self._lock:
             return float(np.sum(self._power_w)) if len(self._power_w) else math.nan
 
@@ -256,9 +261,13 @@ class WindowMeter:
     def _repr_html_(self) -> str:
         return "closed" if self._stop.is_set() else self.read()._repr_html_()
 
-    def _check(self) -> None:
+    def _check_process(self) -> None:
+        """A child has no thread that reads, and the lock may be held for ever."""
         if os.getpid() != self._pid:
             raise ConfigError("this meter was made in another process", hint="make one in this process")
+
+    def _check(self) -> None:
+        self._check_process()
         if self._stop.is_set():
             raise ConfigError("this meter is closed")
 

@@ -17,7 +17,8 @@ from joulery.ui.cli.options import carbon_flags
 
 if TYPE_CHECKING:
     from joulery.accounting.operations.align import Estimator
-    from joulery.app.measuring import Measured, Tracing
+    from joulery.app.measuring import JobPlace, Measured, Tracing
+    from joulery.app.runs.recorded import RunView
 
 
 @click.command(
@@ -61,6 +62,11 @@ if TYPE_CHECKING:
     default="recency",
     help="Traced: energy of operations from the last reading, or by regression over all readings.",
 )
+@click.option(
+    "--node",
+    metavar="K/N",
+    help="Node K of N of a job, from 0: its run is DIR/node-K (as srun says).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")
 @click.argument("command_line", nargs=-1, required=True, metavar="CMD...")
 def command(
@@ -77,6 +83,7 @@ def command(
     framework: str | None,
     steps: str | None,
     estimator: Estimator,
+    node: str | None,
     as_json: bool,
     **flags: str | None,
 ) -> int:
@@ -84,8 +91,11 @@ def command(
 
     CMD keeps its standard streams, its signals and its exit code. The footprint goes to standard error and, with the
     readings, to a run directory that `joulery report` renders.
+
+    Of several tasks on a node (srun, torchrun) the first measures all. Of several nodes each leaves its run in DIR on a
+    shared disk, and the first prints their sum; `joulery report DIR` does so again.
     """
-    from joulery.app.measuring import PERIOD_S, Settings, Terms, instant_s, measure_command, open_carbon
+    from joulery.app.measuring import PERIOD_S, Settings, Terms, instant_s, job_place, measure_command, open_carbon
     from joulery.app.wiring.meters import parse_meter
 
     given = {name: value for name, value in flags.items() if value is not None}
@@ -96,6 +106,7 @@ def command(
     terms = Terms(idle, pue, given, at_s, embodied, lifetime)
     source = open_carbon(given)
     tracing = _tracing(framework, steps, estimator)
+    place = job_place(os.environ, node)
     guard = ExitCodeFirst()
     with guard:
         measured = measure_command(
@@ -107,9 +118,10 @@ def command(
             out=out,
             ended=guard.ended,
             tracing=tracing,
+            place=place,
         )
         guard.exit_code = measured.exit_code
-        _tell(measured, as_json=as_json)
+        _tell(measured, place, as_json=as_json)
     return guard.exit_code
 
 
@@ -160,15 +172,17 @@ def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> 
     return run_tracing(framework, steps, estimator)
 
 
-def _tell(measured: Measured, *, as_json: bool) -> None:
+def _tell(measured: Measured, place: JobPlace, *, as_json: bool) -> None:
     if measured.error is not None:
         click.echo(f"joulery: {measured.error}", err=True)
     for text in measured.warnings:
         click.echo(f"joulery: warning: {text}", err=True)
     if measured.account is None or measured.path is None:
         return
+    nodes = _nodes(measured.path, place)
     if as_json:
-        click.echo(json.dumps({**measured.account.report, "run": str(measured.path)}), err=True)
+        job = {"job": _job_document(nodes, place)} if nodes else {}
+        click.echo(json.dumps({**measured.account.report, "run": str(measured.path), **job}), err=True)
         return
     from joulery.app.runs.recorded import RunView, measured_label
     from joulery.ui.kit.console import table_console
@@ -182,11 +196,35 @@ def _tell(measured: Measured, *, as_json: bool) -> None:
     with console.capture() as captured:  # printed in one go: rich would end the program on a closed pipe
         print_text(roll_up([view], "component"), console)
         console.print(f"  kept in {measured.path}: joulery report {measured.path}", style="dim", soft_wrap=True)
+        if nodes:
+            console.print(f"\nthe job, {len(nodes)} of {place.nodes} nodes", style="bold")
+            print_text(roll_up(nodes, "component"), console)
+            folder = measured.path.parent
+            console.print(f"  kept in {folder}: joulery report {folder}", style="dim", soft_wrap=True)
     click.echo(captured.get(), err=True, nl=False)
     if "tracing" in measured.manifest:
         from joulery.ui.cli.report_anatomy import layers_text
 
         click.echo(layers_text([measured.path]), err=True, nl=False)
+
+
+def _nodes(run: Path, place: JobPlace) -> list[RunView]:
+    """The runs of the job's nodes that have ended, for its first node; empty for any other and for a job on one."""
+    if place.nodes < 2 or place.node or run.name != place.folder:
+        return []
+    from joulery.app.runs.job_runs import runs_in, wait_for_nodes
+    from joulery.app.runs.recorded import load_run
+
+    wait_for_nodes(run.parent, place.nodes)
+    return [view for one in runs_in(run.parent) if not (view := load_run(one)).interrupted]
+
+
+def _job_document(nodes: list[RunView], place: JobPlace) -> dict[str, object]:
+    """The sum of a job's nodes, JSON-ready."""
+    from joulery.ui.reports.table import as_json, roll_up
+
+    document = as_json(roll_up(nodes, "component"), with_rows=False)
+    return {**document, "nodes": place.nodes, "reported": len(nodes)}
 
 
 def seconds(text: str) -> float:

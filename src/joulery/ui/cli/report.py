@@ -60,6 +60,8 @@ def command(
 ) -> None:
     """Report what RUN cost: joules, grams, owners, and how well each is known. Several runs are added up.
 
+    RUN is a run directory, or a folder whose run directories are added up, such as that of a job on several nodes.
+
     With --zone or --carbon, the grams of measured runs are recomputed on that grid; their joules stay.
 
     A traced run (measure --trace, account --out) is reported by operation too: --by module, layer, op or phase.
@@ -67,8 +69,10 @@ def command(
     Past jobs of a Slurm cluster: joulery report --from-sacct FILE (its own flags: report --from-sacct - --help). The
     jobs of joulery schedule: joulery report --by owner --since 30d (report --since 30d --help).
     """
+    from joulery.app.runs.job_runs import runs_in
     from joulery.ui.reports.table import roll_up
 
+    runs = tuple(str(one) for run in runs for one in runs_in(run))
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
     cut = report_anatomy.ReportSelection(by, depth, top, fold, patterns, phase, device)
     grid = _grid(carbon)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from joulery.app.runs.job_runs import missing_nodes
 from joulery.app.runs.recorded import RunView
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.format import UNKNOWN, count, duration, grams, percent, si
@@ -65,9 +66,9 @@ def notes_of(view: RunView) -> tuple[str, ...]:
 
 
 def notes_together(views: Sequence[RunView]) -> tuple[str, ...]:
-    """The notes of runs, each once, and which of them contain the same idle power."""
+    """The notes of runs, each once, nodes of their jobs that are missing, and runs that contain the same idle power."""
     notes = dict.fromkeys(note for view in views for note in notes_of(view))
-    return (*notes, *shared_idle(views))
+    return (*notes, *missing_nodes(view.manifest for view in views), *shared_idle(views))
 
 
 def shared_idle(views: Sequence[RunView]) -> tuple[str, ...]:
