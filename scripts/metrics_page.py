@@ -6,6 +6,7 @@ from joulery.accounting.engine_energy import MAX_MODELS
 from joulery.gateway.exporter.families import EXPORT_METRICS
 from joulery.gateway.exporter.scheduler import SCHEDULER_METRICS
 from joulery.gateway.families import Family
+from joulery.gateway.joined.metrics import GATEWAY_METRICS
 from joulery.gateway.llm_metrics import LLM_METRICS
 from joulery.gateway.metrics import MAX_LABELS, METRICS, OTHER
 from joulery.runtime.exporting.node import MAX_WORKLOADS
@@ -73,6 +74,15 @@ QUERIES = {
 """Examples for the exporter's metrics."""
 
 
+GATEWAYS = """\
+## Several gateways
+
+With [several gateways](../how-to/several-gateways.md) `/metrics` of each of them shows the metrics of the whole site,
+which the controller makes, and four of its own. While the controller is away it shows its own alone.
+"""
+"""What a gateway of several exports."""
+
+
 def _rows(families: tuple[Family, ...]) -> list[str]:
     return [f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels)} | {m.help} |" for m in families]
 
@@ -90,6 +100,12 @@ def page() -> str:
             "| name | kind | labels | meaning |",
             "| --- | --- | --- | --- |",
             *rows,
+            "",
+            *GATEWAYS.splitlines(),
+            "",
+            "| name | kind | labels | meaning |",
+            "| --- | --- | --- | --- |",
+            *_rows(GATEWAY_METRICS),
             "",
             *EXPORTER.splitlines(),
             "",

@@ -1,6 +1,7 @@
 """Files to deploy joulery with: they parse, and do what their comments say."""
 
 import configparser
+import importlib
 import json
 import os
 import re
@@ -86,7 +87,7 @@ def test_the_image_has_two_stages_a_user_of_its_own_and_a_health_check():
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     assert sum(line.startswith("FROM ") for line in lines) == 2
     after = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
-    assert "USER joulery" in after and any(line.startswith("HEALTHCHECK") for line in after)
+    assert "USER 10107" in after and any(line.startswith("HEALTHCHECK") for line in after)
     for name in (word for line in lines if line.startswith("COPY pyproject") for word in line.split()[1:-1]):
         assert (DEPLOY.parent / name).exists(), name
 
@@ -151,7 +152,49 @@ def test_the_daemon_set_is_complete_and_restricted():
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
 
 
-@pytest.mark.parametrize(("folder", "kind"), [("kubernetes", "DaemonSet"), ("kubernetes/kueue", "Deployment")])
+def test_gateways_on_kubernetes_join_the_engine_server_beside_rays_head(tmp_path):
+    """Names, ports, tokens and flags of the two manifests and of the site file agree."""
+    token = tmp_path / "join"
+    token.write_text("a long token")
+    text = (DEPLOY / "kubernetes/serving/site.yaml").read_text()
+    (tmp_path / "site.yaml").write_text(text.replace("/etc/joulery-tokens/join", str(token)))
+    site = load_site(tmp_path / "site.yaml")
+    cluster, engine = documents("kubernetes/serving/ray.yaml")
+    gateways, _ = documents("kubernetes/serving/gateways.yaml")
+    (gateway,) = gateways["spec"]["template"]["spec"]["containers"]
+    verb, *flags = gateway["args"]
+    options = {name for option in command_of(verb).params for name in option.opts}
+    assert {flag.partition("=")[0] for flag in flags} <= options
+    given = dict(flag.removeprefix("--").split("=", 1) for flag in flags if "=" in flag)
+    (port,) = engine["spec"]["ports"]
+    assert given["join"] == f"{engine['metadata']['name']}:{port['port']}"
+    head, up = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert up["args"][0] in VERBS and up["ports"][0]["name"] == port["targetPort"]
+    assert (
+        site.serving.gateways is not None and site.serving.gateways.join == f"0.0.0.0:{up['ports'][0]['containerPort']}"
+    )
+    assert (
+        engine["spec"]["selector"].items() <= cluster["spec"]["headGroupSpec"]["template"]["metadata"]["labels"].items()
+    )
+    shared = {mount["mountPath"] for mount in head["volumeMounts"]}
+    assert shared == {"/tmp/ray", "/dev/shm"} <= {mount["mountPath"] for mount in up["volumeMounts"]}
+    workers = [group["template"]["spec"]["containers"][0] for group in cluster["spec"]["workerGroupSpecs"]]
+    for container in (gateway, head, up, *workers):
+        limits = container["securityContext"]
+        assert limits["runAsNonRoot"] and not limits["allowPrivilegeEscalation"]
+        assert limits["capabilities"]["drop"] == ["ALL"] and "memory" in container["resources"]["limits"]
+    (mount,) = (one["mountPath"] for one in up["volumeMounts"] if one["name"] == "tokens")
+    assert f"{mount}/join" in text and given["join-token-file"] == f"{mount}/join"
+
+
+def command_of(verb):
+    return importlib.import_module(f"joulery.ui.cli.{verb}").command
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [("kubernetes", "DaemonSet"), ("kubernetes/kueue", "Deployment"), ("kubernetes/serving", "RayCluster")],
+)
 def test_kustomize_builds_the_manifests_in_their_namespace(folder, kind):
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
@@ -160,6 +203,8 @@ def test_kustomize_builds_the_manifests_in_their_namespace(folder, kind):
     built = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
     (name,) = {built["Namespace"]["metadata"]["name"], built[kind]["metadata"]["namespace"]}
     assert name == "joulery"
+    assert not re.search(r"image: joulery(-ray)?$", done.stdout, re.MULTILINE), "every image comes from the registry"
+    assert not re.search(r"name: joulery-site$", done.stdout, re.MULTILINE), "every reference follows the site's hash"
 
 
 def test_the_release_publishes_without_a_secret():

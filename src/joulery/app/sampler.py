@@ -48,6 +48,7 @@ class MachineSources:
             exclude=frozenset({os.getpid()}),
             sockets=sockets,
             group=config.group,
+            also=config.also,
         )
 
     def threads(self) -> ThreadReader:

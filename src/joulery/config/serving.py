@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import Bytes, Seconds, SecondsOrZero
-from joulery.config.parsing.section import InputFile, Section, Text
+from joulery.config.parsing.section import InputFile, OutputPath, Section, Text
 
 
 def _check_address(value: str) -> str:
@@ -85,6 +85,33 @@ class TlsConfig(Section):
     """PEM file of its private key, without a passphrase."""
 
 
+class GatewaysConfig(Section):
+    """Several gateway processes in front of one engine, with one controller."""
+
+    count: Annotated[int, Field(ge=1, le=64)] = 2
+    """Gateway processes on this machine; they share the port of serving.listen."""
+    listen: tuple[Annotated[str, AfterValidator(_check_address)], ...] = ()
+    """host:port of each gateway where they do not share one."""
+    join: Annotated[str, AfterValidator(_check_address)] | None = None
+    """host:port where gateways of other machines join (joulery gateway --join); none when left out."""
+    join_token_file: InputFile | None = None
+    """A file that holds the token of those gateways."""
+    state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-gateways", validate_default=True)
+    """Folder of what outlives the controller: the sockets and logs of the engine server and its gateways."""
+    outlive_s: Seconds = Field(alias="outlive", default=86400.0)
+    """How long the gateways serve on without a controller, such as 12 h."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> GatewaysConfig:
+        if self.listen and "count" in self.model_fields_set and self.count != len(self.listen):
+            raise problem(f"lists {len(self.listen)} addresses for {self.count} gateways", at=("listen",))
+        if len(set(self.listen)) != len(self.listen):
+            raise problem("lists an address twice", at=("listen",))
+        if self.join is not None and self.join_token_file is None:
+            raise problem("gateways of other machines need a token", hint="add join_token_file", at=("join",))
+        return self
+
+
 class ServingConfig(Section):
     """The gateway."""
 
@@ -110,16 +137,21 @@ class ServingConfig(Section):
     """How long a stop waits for accepted requests."""
     engine: EngineConfig = EmbeddedEngine(kind="embedded")
     """What runs the replicas."""
+    gateways: GatewaysConfig | None = None
+    """Several gateways behind one controller; one, in the controller's process, when left out."""
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> ServingConfig:
         if self.token is not None and self.token_file is not None:
             raise problem("give token or token_file, not both", at=("token_file",))
         if self.token is None and self.token_file is None:
-            for key, where in (("listen", self.listen), ("grpc", self.grpc)):
+            shared = [("gateways", where) for where in (self.gateways.listen if self.gateways else ())]
+            for key, where in (("listen", self.listen), ("grpc", self.grpc), *shared):
                 if where is not None and not is_loopback(split_address(where)[0]):
                     hint = "add serving.token_file, or listen on 127.0.0.1"
                     raise problem("listening beyond this machine needs a token", hint=hint, at=(key,))
+        if self.gateways is not None and self.grpc is not None:
+            raise problem("gRPC is answered by one gateway alone", hint="leave out gateways or grpc", at=("grpc",))
         return self
 
     @property

@@ -215,6 +215,14 @@ class Backlog(Protocol):
         ...
 
 
+class Copied(Protocol):
+    """An engine in another process: what it shows is a copy."""
+
+    async def refresh(self) -> None:
+        """Renew the copy."""
+        ...
+
+
 class Admission(Protocol):
     """An engine with a limit on waiting requests a service."""
 

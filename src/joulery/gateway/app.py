@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
@@ -127,6 +127,8 @@ class Gateway:
         bodies: Reads requests within the limits.
         text: Serves ``/v1``: language models; None where there are none.
         feedback: Counts labels of answers.
+        label: Has labels counted elsewhere: HTTP status and body by service and body; None to count them here.
+        health: More of the body of ``/v2/health/ready``.
         sample: Called with the service and the content of each answered request; None for no call.
     """
 
@@ -148,6 +150,8 @@ class Gateway:
         self.admin = admin
         self.text: MountedRoutes | None = None
         self.feedback = Feedback()
+        self.label: Callable[[str, bytes], Awaitable[tuple[int, bytes]]] | None = None
+        self.health: Callable[[], dict[str, Any]] = dict
         self.sample: Callable[[str, InferRequest], None] | None = None
         self._open = frozenset((*OPEN_PATHS, *(MONITORING_PATHS if open_monitoring else ())))
         self._credential = None if token is None else f"Bearer {token}".encode()
@@ -237,10 +241,13 @@ class Gateway:
         self._views(service, "")
         body = await self.bodies.read(dict(scope["headers"]), receive)
         try:
-            counted = self.feedback.label(service, bytes(body))
+            if self.label is None:
+                status, content = 200, orjson.dumps(self.feedback.label(service, bytes(body)))
+            else:
+                status, content = await self.label(service, bytes(body))
         finally:
             self.bodies.give_back(body)
-        await reply(send, exchange, 200, orjson.dumps(counted), [_JSON])
+        await reply(send, exchange, status, content, [_JSON])
 
     async def _fail(
         self, send: Send, exchange: Exchange | None, service: str, arrival_s: float, error: RequestError
@@ -315,7 +322,7 @@ class Gateway:
                 return 200, {"live": True}
             case ["health", "ready"]:
                 ready = self.ready
-                return 200 if ready else 503, {"live": True, "ready": ready}
+                return 200 if ready else 503, {"live": True, "ready": ready, **self.health()}
             case ["models", *_]:
                 service, variant = _model_of(parts)
                 if parts[-1] == "ready":

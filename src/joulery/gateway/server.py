@@ -257,6 +257,7 @@ class GatewayServer:
         protected: Whether the application asks for a token.
         tls: Its certificate and key; None for plain HTTP.
         beside: Another server of the same gateway (gRPC): it starts after this one and stops with it.
+        shared_port: Whether other gateways listen on the same port (``SO_REUSEPORT``).
 
     Raises:
         ConfigError: It would listen beyond this machine without a token.
@@ -272,6 +273,7 @@ class GatewayServer:
         protected: bool = False,
         tls: TlsFiles | None = None,
         beside: BesideServer | None = None,
+        shared_port: bool = False,
     ) -> None:
         if not protected:
             only_loopback(host, "serving.listen")
@@ -280,6 +282,7 @@ class GatewayServer:
         self.limits = limits
         self.tls = tls
         self.beside = beside
+        self.shared_port = shared_port
         self._app = app
         self._server: _QuietServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -289,6 +292,11 @@ class GatewayServer:
         """Where clients find it."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected."""
+        return 0 if self._server is None else len(self._server.server_state.connections)
 
     @property
     def beside_address(self) -> str:
@@ -304,7 +312,7 @@ class GatewayServer:
         """
         if self.tls is not None:
             self.tls.check()
-        listener = _listen(self.host, self.port)
+        listener = listening_socket(self.host, self.port, shared_port=self.shared_port)
         self.port = listener.getsockname()[1]
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = self.limits.connections
@@ -391,11 +399,16 @@ def only_loopback(host: str, pointer: str) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket."""
+def listening_socket(host: str, port: int, *, shared_port: bool = False) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        CapabilityError: The port is in use or may not be taken.
+        ConfigError: There is no such host.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=shared_port)
     except OSError as error:
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         hint = "choose another: --listen HOST:PORT, or serving.listen in the site file; port 0 takes a free one"

@@ -35,6 +35,7 @@ class ProcessTree:
         root: The process at the top.
         include_root: Whether its own time counts, or only that of its descendants.
         exclude: Processes that do not count, nor their descendants (the sampler itself).
+        also: Further roots: processes of the run that another process started.
         sockets: Socket numbers, in the order of the answer.
         socket_of_cpu: Socket of each logical CPU.
         proc: Where the kernel shows its processes.
@@ -49,8 +50,9 @@ class ProcessTree:
         sockets: tuple[int, ...],
         socket_of_cpu: Mapping[int, int],
         proc: Path = Path("/proc"),
+        also: Collection[int] = (),
     ) -> None:
-        self._root = root
+        self._root, self._also = root, tuple(also)
         self._include_root = include_root
         self._exclude = frozenset(exclude)
         self._slot_of_cpu = {cpu: sockets.index(socket) for cpu, socket in socket_of_cpu.items()}
@@ -62,6 +64,7 @@ class ProcessTree:
         self._ticks = [0.0] * len(sockets)
         self._has_children_files = (proc / f"{root}/task/{root}/children").exists()
         self.discover()
+        self._also = ()  # their numbers may be another's once they have ended
 
     def pids(self) -> frozenset[int]:
         """The processes of the tree at the last :meth:`discover`, the root only where its own time counts."""
@@ -70,7 +73,7 @@ class ProcessTree:
     def discover(self) -> None:
         """Look for new processes: below the root, and below orphans that left the tree since they were found."""
         children = self._children if self._has_children_files else self._parents().get
-        frontier = [self._root, *self._known]
+        frontier = [self._root, *self._also, *self._known]
         seen: set[int] = set()
         while frontier:
             pid = frontier.pop()

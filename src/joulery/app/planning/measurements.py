@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.config.plan import GpuConfig
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import MigMenu
@@ -64,7 +65,7 @@ def uncut_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
 
 def _facts(pointer: str, gpu: GpuConfig) -> GpuTypeFacts:
     try:
-        return gpu_facts(gpu.name)
+        return gpu_facts(gpu.name.removesuffix(SPOT_SUFFIX))
     except ConfigError as error:
         raise ConfigError(
             error.message, pointer=f"{pointer}.name", got=error.got, expected=error.expected, hint=error.hint
@@ -86,6 +87,8 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
     Raises:
         DataError: A column is missing, a cell is no number above 0, a slice is not on the menu, or a batch stands
             twice; the message names the row.
+
+    Largest batches that are implausibly fast are set aside and named in the table.
     """
     header = csv_header(file)
     timed = _THROUGHPUT if _THROUGHPUT in header else _LATENCY
@@ -98,14 +101,27 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
         if batch in curve:
             raise row.wrong("the same model, slice, processes and batch stand twice", hint="keep one of them")
         curve[batch] = batch / value if timed == _THROUGHPUT else value
-    curves = {
+    measured = {
         key: tuple(
             BatchCurve(processes, tuple(sorted(times)), tuple(times[batch] for batch in sorted(times)))
             for processes, times in sorted(some.items())
         )
         for key, some in found.items()
     }
-    return SliceTable(file.name, curves)
+    return believed(SliceTable(file.name, measured))
+
+
+def believed(table: SliceTable) -> SliceTable:
+    """A table without the batches that are not believed (:meth:`BatchCurve.believed`); they are named."""
+    curves: dict[tuple[str, str], tuple[BatchCurve, ...]] = {}
+    aside: list[str] = []
+    for (model, size), some in sorted(table.curves.items()):
+        kept = tuple(curve.believed() for curve in some)
+        for curve, short in zip(some, kept, strict=True):
+            shared = f", {curve.processes} processes" if curve.processes > 1 else ""
+            aside += [f"{model} on {size}{shared}, batch {batch}" for batch in curve.batches[len(short.batches) :]]
+        curves[(model, size)] = kept
+    return SliceTable(table.source, curves, tuple(aside))
 
 
 def _model(row: CsvRow) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.routing import BaseRoute
 
+from joulery.app.serving.gateways.handle import GatewayGroup, open_gateways
 from joulery.app.wiring.engine import site_engine
 from joulery.app.wiring.grpc import grpc_server
 from joulery.config.site import Site
@@ -73,7 +75,21 @@ class GatewayHandle:
         upstreams = has_upstreams(site)
         return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places, upstreams=upstreams)
 
-    def open_to(self, session: ServingSession) -> None:
+    @property
+    def labels(self) -> Callable[[str], Mapping[str, tuple[int, int]]]:
+        """Of a service, by variant, how many labelled answers were right, and how many were labelled."""
+        return self.gateway.feedback.tally
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of the run beside this one and its children: none."""
+        return ()
+
+    def report(self) -> dict[str, Any]:
+        """What the report says of several gateways: nothing."""
+        return {}
+
+    async def open_to(self, session: ServingSession) -> None:
         """Answer with a session's engine from now on; charge and record every request."""
         self._session = session
         self.gateway.engine = session.engine
@@ -88,6 +104,10 @@ class GatewayHandle:
 
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()
+
+
+AnyGateway = GatewayHandle | GatewayGroup
+"""One gateway in this process, or several in processes of their own."""
 
 
 def has_upstreams(site: Site) -> bool:
@@ -110,8 +130,12 @@ def has_upstreams(site: Site) -> bool:
 @asynccontextmanager
 async def open_gateway(
     site: Site, names: Sequence[str], writer: RunWriter, pages: Pages = no_pages
-) -> AsyncIterator[GatewayHandle]:
+) -> AsyncIterator[AnyGateway]:
     """The gateway on its port, taken first: a port in use is an error before models are profiled."""
+    if site.serving.gateways is not None:
+        async with open_gateways(site, names, writer, pages) as group:
+            yield group
+        return
     log = writer.path / "workers.log"
     with disk_errors(log):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

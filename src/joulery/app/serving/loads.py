@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
-from joulery.app.serving.gateway_handle import GatewayHandle
+from joulery.app.serving.gateway_handle import AnyGateway
 from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.config.site import Site
 from joulery.domain.serving.tensors import Tensor
@@ -71,7 +71,7 @@ class Loads:
         gate: The gateway in front of them.
     """
 
-    def __init__(self, session: ServingSession, gate: GatewayHandle) -> None:
+    def __init__(self, session: ServingSession, gate: AnyGateway) -> None:
         self._session, self._gate = session, gate
         self._loads: dict[str, Load] = {}
         self._waiting: dict[str, asyncio.Task[LoadResult]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from joulery.app.planning.plans import JOINT_PRESET, plan_site
 from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.app.planning.shares import share_request
-from joulery.app.serving.gateway_handle import GatewayHandle
+from joulery.app.serving.gateway_handle import AnyGateway
 from joulery.app.serving.joint_follower import JointFollower
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import fleet_cores
@@ -66,7 +66,7 @@ def planned_control(
     site: Site,
     file: Path,
     history: SessionHistory,
-    gate: GatewayHandle,
+    gate: AnyGateway,
     cache: Path,
     here: LocalGpus | None,
 ) -> tuple[dict[str, RunningService], Engine, PlanControl]:
@@ -144,7 +144,7 @@ def _check_cuts(plan: PlanInForce, here: LocalGpus) -> None:
 
 
 async def follow_site(
-    session: ServingSession, control: PlanControl, loads: Loads, watch: SiteWatch, gate: GatewayHandle, cache: Path
+    session: ServingSession, control: PlanControl, loads: Loads, watch: SiteWatch, gate: AnyGateway, cache: Path
 ) -> None:
     """Whenever the site file changes, plan with few migrations and change to that plan. Runs until cancelled.
 
@@ -181,7 +181,7 @@ async def _go_over(
     control: PlanControl,
     loads: Loads,
     site: Site,
-    gate: GatewayHandle,
+    gate: AnyGateway,
     cache: Path,
     joint: JointFollower | None,
     cause: str,

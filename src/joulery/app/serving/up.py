@@ -16,7 +16,7 @@ from joulery.app.planning.running_engines import check_planned_llms, is_language
 from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
-from joulery.app.serving.gateway_handle import GatewayHandle, Pages, no_pages, open_gateway
+from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
@@ -118,7 +118,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         keepers = await govern(session, stack, view)
         limits = await limit_power(session, stack, view, keepers)
         await _unless_stopped(session.serve(), stop)
-        gate.open_to(session)
+        await gate.open_to(session)
         await _language_models(session, gate, keepers, limits, view, stack, stop)
         if start.language_plan is not None:
             await check_planned_llms(site, start.language_plan, view.fact, warns(session, view))
@@ -130,8 +130,9 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         finished = finish(
             session,
             loads=results,
-            labels=gate.gateway.feedback.tally,
+            labels=gate.labels,
             load_cpu_s=cpu_s,
+            more=gate.report(),
         )
     return _report(finished, results, session.services, dashboard=f"{gate.server.url}/dashboard")
 
@@ -144,7 +145,7 @@ class _Start:
     site: Site
     view: ServeView
     stop: asyncio.Event
-    gate: GatewayHandle
+    gate: AnyGateway
     history: SessionHistory
     gpus: LocalGpus | None
     cache: Path = field(default_factory=cache_folder)
@@ -177,7 +178,7 @@ class _Start:
             self.history,
             engine,
             control,
-            start_sampler=lambda: start_sampler(writer.path / SAMPLES, meters, site.meters.period_s),
+            start_sampler=lambda: start_sampler(writer.path / SAMPLES, meters, site.meters.period_s, self.gate.pids),
             grid=grid,
             pace=pace,
         )
@@ -271,7 +272,7 @@ def warns(session: ServingSession, view: ServeView) -> Callable[[str], None]:
 
 async def _language_models(
     session: ServingSession,
-    gate: GatewayHandle,
+    gate: AnyGateway,
     keepers: Sequence[ClockController],
     limits: Sequence[Limited],
     view: ServeView,
@@ -282,6 +283,7 @@ async def _language_models(
     site = session.site
     if not site.language_models:
         return
+    assert isinstance(gate, GatewayHandle)  # several gateways serve no language models
     text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
     for name, fact in (
         *llm_facts(text),
@@ -346,7 +348,7 @@ async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus
 
 
 async def _serve(
-    options: Options, session: ServingSession, gate: GatewayHandle, view: ServeView, stop: asyncio.Event
+    options: Options, session: ServingSession, gate: AnyGateway, view: ServeView, stop: asyncio.Event
 ) -> dict[str, LoadResult]:
     """Serve until the loads have ended (``stay``: until stopped).
 
@@ -396,7 +398,7 @@ async def _serve(
     return results
 
 
-async def _run_session(options: Options, session: ServingSession, loads: Loads, gate: GatewayHandle) -> None:
+async def _run_session(options: Options, session: ServingSession, loads: Loads, gate: AnyGateway) -> None:
     """Control and tick; a plan also follows its site file."""
     control = session.control
     if options.file is None or not isinstance(control, PlanControl):

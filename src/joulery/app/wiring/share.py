@@ -21,7 +21,13 @@ def make_run_group(pid: int) -> RunGroup | None:
 
 
 def open_tree(
-    root: int, *, include_root: bool, exclude: frozenset[int], sockets: tuple[int, ...], group: tuple[str, bool] | None
+    root: int,
+    *,
+    include_root: bool,
+    exclude: frozenset[int],
+    sockets: tuple[int, ...],
+    group: tuple[str, bool] | None,
+    also: tuple[int, ...] = (),
 ) -> TreeReader:
     """The CPU time of a run: from its control group where that counts each socket, else from ``/proc``.
 
@@ -31,6 +37,7 @@ def open_tree(
         exclude: Process ids that do not, with their children.
         sockets: Sockets of this machine.
         group: Path of the run's control group, and whether it counts each CPU; None without one.
+        also: Further processes of the run, with their children.
 
     Raises:
         CapabilityError: The group is gone.
@@ -38,7 +45,9 @@ def open_tree(
     socket_of_cpu = sockets_of_cpus()
     if group is not None and (len(sockets) == 1 or group[1]):
         return open_group(RunGroup(Path(group[0]), group[1]), sockets, socket_of_cpu)
-    return ProcessTree(root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu)
+    return ProcessTree(
+        root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu, also=also
+    )
 
 
 def remove_group(group: tuple[str, bool]) -> None:

@@ -21,6 +21,7 @@ class SamplerConfig:
         max_cpu_ratio: Share of one core it may take before it reads less often.
         meters: What to open; None for what this machine has.
         group: Control group of the run, and whether it counts each CPU; None where there is none.
+        also: Further processes of the run, with their children.
         threads: Folder of a traced program; the CPU times of threads are read while it records. None for none.
     """
 
@@ -33,6 +34,7 @@ class SamplerConfig:
     meters: tuple[MeterSpec, ...] | None = None
     group: tuple[str, bool] | None = None
     threads: str | None = None
+    also: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """As one argument of a command line."""
@@ -44,4 +46,5 @@ class SamplerConfig:
         fields = json.loads(text)
         if fields["meters"] is not None:
             fields["meters"] = tuple(MeterSpec(**spec) for spec in fields["meters"])
+        fields["also"] = tuple(fields.get("also", ()))
         return cls(**fields)

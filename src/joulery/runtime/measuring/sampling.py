@@ -125,8 +125,10 @@ class SamplerProcess:
         return CapabilityError(f"the sampler {how}")
 
 
-def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: float) -> SamplerProcess:
-    """Start a sampler of this process and its children, and wait until it is ready.
+def start_sampler(
+    folder: Path, meters: Sequence[MeterSpec] | None, period_s: float, also: Sequence[int] = ()
+) -> SamplerProcess:
+    """Start a sampler of this process, of others that belong to it, and of their children; wait until it is ready.
 
     Raises:
         JouleryError: It cannot start, or a meter that was named cannot be read.
@@ -139,6 +141,7 @@ def start_sampler(folder: Path, meters: Sequence[MeterSpec] | None, period_s: fl
         period_s=period_s,
         max_cpu_ratio=MAX_CPU_RATIO,
         meters=None if meters is None else tuple(meters),
+        also=tuple(also),
     )
     sampler = SamplerProcess.start(config)
     try:

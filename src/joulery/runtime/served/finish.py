@@ -58,6 +58,7 @@ def finish(
     loads: Mapping[str, LoadResult] | None = None,
     labels: Callable[[str], Mapping[str, tuple[int, int]]] = lambda _: {},
     load_cpu_s: float = math.nan,
+    more: Mapping[str, Any] = {},
 ) -> Finished:
     """Account for a session that was stopped, and write its report and series.
 
@@ -66,6 +67,7 @@ def finish(
         loads: What the client of each service measured, by service; None for no load.
         labels: Of a service, by variant, how many labelled answers were right, and how many were labelled.
         load_cpu_s: CPU seconds of the load generators; NaN where there was none or it is not known.
+        more: More of the report.
 
     Raises:
         CapabilityError: The disk refuses; what was logged during the run stays readable.
@@ -82,8 +84,8 @@ def finish(
     served = [replace(_served(session, one, requests, made.basis), labels=labels(one.name)) for one in services]
     energy = _period_energy(served, readings, made.basis)
     found = [compared(one) for one in served]
-    devices = {device for one in boards for device in one.gpus}
-    cost = RunCost(made.charged, tree_cpu_s(made.basis), load_cpu_s, frozenset(devices))
+    devices = frozenset(device for one in boards for device in one.gpus)
+    cost = RunCost(made.charged, tree_cpu_s(made.basis), load_cpu_s, devices)
     models = session.models.usage.figures() if session.models else []
     figures = {
         **summarise_run(served, cost, found, energy),
@@ -97,11 +99,8 @@ def finish(
             for one, part in zip(served, cost.portions(served), strict=True)
         ],
     }
-    if not served:
-        figures |= models_alone(models, figures, made.charged.run)
-    missing = {"carbon_reason": "the site file names no source of carbon intensity"}
-    figures |= missing if grid is None else _carbon_times(grid, made.basis)
-    report = known_numbers(with_clients({**made.report, **figures}, loads or {}))
+    figures |= _carbon_times(grid, made.basis) | ({} if served else models_alone(models, figures, made.charged.run))
+    report = known_numbers(with_clients({**made.report, **figures, **more}, loads or {}))
     write_ticks(writer, with_baseline(ticks, served, found, cost))
     write_requests(writer, requests)
     save_readings(readings, writer)
@@ -114,8 +113,10 @@ def finish(
     return Finished(writer.path, report)
 
 
-def _carbon_times(grid: LiveIntensity, basis: Basis) -> dict[str, float]:
+def _carbon_times(grid: LiveIntensity | None, basis: Basis) -> dict[str, Any]:
     """Seconds of the run with no known intensity, and with a last value held; the age of the newest at the end."""
+    if grid is None:
+        return {"carbon_reason": "the site file names no source of carbon intensity"}
     length_s = basis.t1_s - basis.t0_s
     covered_s = 0.0 if basis.carbon is None else basis.carbon.covered_s(basis.t0_s, basis.t1_s)
     age_s = grid.feed(basis.t1_s).age_s
@@ -216,14 +217,14 @@ def _within(times: BusyTimes, t0_s: float, t1_s: float) -> float:
     return float(np.nansum(times.app_s * share))
 
 
-def write_requests(writer: RunWriter, requests: RequestColumns) -> None:
-    """Write the series ``requests``: a row a request that ended, in blocks.
+def write_requests(writer: RunWriter, requests: RequestColumns, name: str = "requests.parquet") -> None:
+    """Write a series of requests: a row a request that ended, in blocks.
 
     Raises:
         CapabilityError: The disk refuses.
     """
     blocks = (series_columns(block, requests) for block in requests.blocks())
-    write_blocks(writer.path / "requests.parquet", blocks, series_columns(requests.rows[:0], requests))
+    write_blocks(writer.path / name, blocks, series_columns(requests.rows[:0], requests))
 
 
 @dataclass(frozen=True, slots=True)

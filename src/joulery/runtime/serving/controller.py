@@ -13,7 +13,7 @@ from joulery.config.site import Mode
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.gpu.layout import Instance, Layout
-from joulery.domain.ports import Admission, Backlog, Engine, Steering
+from joulery.domain.ports import Admission, Backlog, Copied, Engine, Steering
 from joulery.domain.serving.engine import ModelRef, Outcome, QueuedRequest, ReplicaSpec, ReplicaState, RequestRecord
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.service import Slice, Slo
@@ -167,6 +167,7 @@ class PolicyControl:
             record=self._history.add_decision,
             period_s=self._period_s,
             quick=frozenset({SET_WEIGHTS}) if self._mode is Mode.ACT else None,
+            refresh=cast(Copied, self._engine).refresh if hasattr(self._engine, "refresh") else None,
         )
 
     def _observe(self, one: RunningService, now_s: float) -> Observation:

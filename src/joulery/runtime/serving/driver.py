@@ -40,6 +40,7 @@ class LiveDriver(Generic[S, Obs]):
         period_s: Seconds between two steps.
         now_s: The wall clock, Unix seconds.
         quick: Kinds of decisions that take no time; None where the policy waits for each of its decisions.
+        refresh: Awaited before each step: renews what is observed; None where that is always of the moment.
 
     Attributes:
         busy_cpu_s: CPU seconds spent observing and deciding.
@@ -57,6 +58,7 @@ class LiveDriver(Generic[S, Obs]):
         period_s: float = 1.0,
         now_s: Callable[[], float] = unix_s,
         quick: frozenset[str] | None = None,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._stepper = PolicyStepper(policy, observe, lambda _, seen, step: watch(seen, step))
         self.busy_cpu_s = 0.0
@@ -64,6 +66,7 @@ class LiveDriver(Generic[S, Obs]):
         self._act, self._record = act, record
         self._period_s, self._now_s = period_s, now_s
         self._changed, self._quick = asyncio.Event(), quick
+        self._refresh = refresh
         self._acting: asyncio.Task[None] | None = None
 
     @property
@@ -100,6 +103,8 @@ class LiveDriver(Generic[S, Obs]):
         try:
             while True:
                 self._changed.clear()
+                if self._refresh is not None:
+                    await self._refresh()
                 if self._quick is None:
                     await self.step(self._now_s())
                 else:

@@ -26,6 +26,7 @@ from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality, weakest
+from joulery.domain.serving.charging import ChargeTable
 from joulery.domain.serving.engine import EnergyShare, InferRequest, RequestRecord
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, ServiceLabel, SiteLabel, Tick
 from joulery.runtime.llm.family import LanguageFamily
@@ -253,6 +254,19 @@ class ServingSession:
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
         quality = weakest((profile.quality, Quality.MODELLED))
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
+
+    def charges(self, now_s: float) -> ChargeTable:
+        """What requests are charged that end now."""
+        known = {name: one.profile for name, one in self.services.items() if one.profile is not None}
+        watts = {
+            name: {
+                "": profile.entries[0].active_w,
+                **{entry.variant: entry.active_w for entry in reversed(profile.entries)},
+            }
+            for name, profile in known.items()
+        }
+        quality = {name: weakest((profile.quality, Quality.MODELLED)) for name, profile in known.items()}
+        return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue)
 
     def telemetry(self, record: RequestRecord) -> None:
         """Record a request that ended; one of no service of the session is left out."""

@@ -24,6 +24,7 @@ JOURNEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Serve": {
             "up": "Serve a site file on this machine under load, adapt to the grid, and report.",
             "serve": "Serve models behind the gateway: Open Inference Protocol and OpenAI API.",
+            "gateway": "Add a gateway on another machine to a running site: same replicas, same controller.",
             "train-length-predictor": "Train a predictor of output lengths from a request log, and score it.",
         },
         "Schedule": {

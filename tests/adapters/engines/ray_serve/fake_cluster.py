@@ -5,7 +5,18 @@ import os
 from typing import Any
 
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
-from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.errors import ActuationError, CapabilityError, InfeasibleError
+
+
+class Unreadable:
+    """Can be pickled in the process that has it, and read nowhere."""
+
+    def __reduce__(self) -> Any:
+        return (_fail_to_read, ())
+
+
+def _fail_to_read() -> None:
+    raise ValueError("it cannot be read")
 
 
 class FakeCluster:
@@ -48,6 +59,12 @@ class FakeCluster:
             raise ReplicaGoneError("RayActorError")
         if replica == "defect":
             return {"y": 1 / 0}
+        if replica == "cannot be sent":
+            return {"y": lambda: 0}
+        if replica == "cannot be read":
+            return {"y": Unreadable()}
+        if replica == "infeasible":
+            raise InfeasibleError("no room", binding="memory")
         stuck = request.inputs.get("stuck")
         if stuck is not None and int(stuck[0]) == os.getpid():
             await asyncio.Event().wait()

@@ -62,6 +62,14 @@ async def test_errors_keep_their_kind(bridge):
         await bridge.infer("app", "defect", InferRequest(X))
 
 
+@pytest.mark.parametrize("replica", ["cannot be sent", "cannot be read", "infeasible"])
+async def test_an_answer_that_cannot_pass_fails_its_call_alone(bridge, replica):
+    async with asyncio.timeout(60.0):  # it would wait forever
+        with pytest.raises(ReplicaGoneError, match=r"cannot be|no room"):
+            await bridge.infer("app", replica, InferRequest(X))
+    assert await pid_of(bridge) > 0 and bridge.lost == "", "the calls after it pass"
+
+
 async def test_a_cluster_that_cannot_be_joined_is_its_own_error():
     made = RayBridge(RayPlace(address="nowhere"), FAKE)
     with pytest.raises(CapabilityError, match="nowhere"):

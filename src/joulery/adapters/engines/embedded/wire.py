@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.serving.tensors import Tensor, datatype_of, from_bytes, to_bytes
 
 ALIGNMENT = 16
@@ -142,6 +142,7 @@ def pack_error(error: JouleryError) -> dict[str, Any]:
 
 
 def unpack_error(error: dict[str, Any]) -> JouleryError:
-    """The error that :func:`pack_error` packed."""
+    """The error that :func:`pack_error` packed; of a kind that is not passed on, its message as an ActuationError."""
     fields = dict(error["arguments"])
-    return _ERRORS[error["type"]](fields.pop("message"), **fields)
+    message, kind = fields.pop("message"), _ERRORS.get(error["type"])
+    return ActuationError(message) if kind is None else kind(message, **fields)

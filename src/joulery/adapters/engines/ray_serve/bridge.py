@@ -26,6 +26,8 @@ from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import InferRequest
 
 LENGTH = struct.Struct("!Q")
+ANSWER = struct.Struct("!QQ")
+"""Length of an answer, and the number of the call: known though the answer cannot be read."""
 CLUSTER = "joulery.adapters.engines.ray_serve.cluster:RayCluster"
 _CLOSE_S = 30.0
 """What a cluster that is left may take."""
@@ -135,8 +137,8 @@ class RayBridge:
         """Take answers until the child ends."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                number, kind, value = pickle.loads(await reader.readexactly(length))
+                length, number = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+                kind, value = _answer_in(await reader.readexactly(length))
                 call = self._calls.get(number)
                 if call is not None and not call.done():
                     _settle(call, kind, value)
@@ -180,6 +182,15 @@ def _spawn(pipe: int, cluster: str) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
         process_group=0,
     )
+
+
+def _answer_in(frame: bytes) -> tuple[str, Any]:
+    """Kind and value of an answer; one that cannot be read fails its own call, and no other."""
+    try:
+        kind, value = pickle.loads(frame)
+    except Exception as error:  # noqa: BLE001 - what a pickle raises is up to the classes in it
+        return "actuation", f"an answer cannot be read: {error!r}"
+    return kind, value
 
 
 def _settle(call: asyncio.Future[Any], kind: str, value: Any) -> None:

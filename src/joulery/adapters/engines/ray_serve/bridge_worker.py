@@ -2,8 +2,8 @@
 
 Started as ``python -m joulery.adapters.engines.ray_serve.bridge_worker FD PARENT MODULE:CLASS``. It reads pickled calls
 ``(number, method, arguments)`` from a socket that only its parent has, makes them beside one another, and answers
-``(number, kind, value)``. The first call is ``open`` with the :class:`RayPlace`. It ends with the socket, and the
-kernel ends it when its parent dies first; Ray ends it when the head stays away.
+``(kind, value)`` under the call's number. The first call is ``open`` with the :class:`RayPlace`. It ends with the
+socket, and the kernel ends it when its parent dies first; Ray ends it when the head stays away.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from joulery.adapters.engines.embedded.wire import pack_error
 from joulery.adapters.engines.embedded.worker import die_with
-from joulery.adapters.engines.ray_serve.bridge import LENGTH
+from joulery.adapters.engines.ray_serve.bridge import ANSWER, LENGTH
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
 from joulery.domain.errors import ActuationError, JouleryError
 
@@ -51,8 +51,11 @@ class _Bridge:
             kind, value = "error", pack_error(error)
         except Exception as error:  # noqa: BLE001 - a defect of the child is an error of the call, and not of the gateway
             kind, value = "actuation", f"{type(error).__name__}: {error}"
-        frame = pickle.dumps((number, kind, value), protocol=5)
-        self.writer.writelines([LENGTH.pack(len(frame)), frame])
+        try:
+            frame = pickle.dumps((kind, value), protocol=5)
+        except Exception as error:  # noqa: BLE001 - what cannot be sent is an error of its call too
+            frame = pickle.dumps(("actuation", f"an answer cannot be sent: {error!r}"), protocol=5)
+        self.writer.writelines([ANSWER.pack(len(frame), number), frame])
 
 
 async def serve(descriptor: int, cluster: str) -> None:

@@ -1,0 +1,1 @@
+"""One engine in a process of its own, shared by several gateways and steered by one controller."""

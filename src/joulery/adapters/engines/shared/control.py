@@ -1,0 +1,261 @@
+"""The controller's connection, at the engine server's end: pickled calls over a socket that only its user can reach.
+
+One controller at a time. Calls are ``(number, method, arguments)``, answers ``(number, kind, value)``; the server asks
+for pages with answers of number 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulery import __version__
+from joulery.adapters.engines.embedded.wire import pack_error
+from joulery.adapters.engines.ray_serve.bridge import LENGTH
+from joulery.adapters.engines.shared.server import EngineServer, GatewayStatus, PageAnswer
+from joulery.domain.errors import ActuationError, JouleryError
+from joulery.domain.ports import Engine
+from joulery.domain.serving.engine import InferRequest, QueuedRequest, ReplicaSpec, ReplicaView, RequestError
+from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.steady_time import unix_s
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What a controller finds.
+
+    Attributes:
+        pid: The engine server's process.
+        site: The site it serves; empty before a controller has opened it.
+        plan: What its engine was made from.
+        zero_s: Unix seconds at 0 of the monotonic clock, as the engine server has it.
+        first: Number of the first entry of the ledger that no controller has stored for sure.
+        stored: Run folder of the controller before, and the number of the first entry in its file of requests.
+        since_s: When that controller left, Unix seconds.
+        gateways: The gateways.
+    """
+
+    pid: int
+    site: str
+    plan: Any
+    zero_s: float
+    first: int
+    stored: tuple[str, int]
+    since_s: float
+    gateways: tuple[GatewayStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a controller takes a few times a second.
+
+    Attributes:
+        replicas: The replicas.
+        backlog: Requests without an answer.
+        batch: Ended requests.
+        mixes: The weights in force, by service.
+        labels: Right and labelled answers by service and variant.
+        gateways: The gateways.
+        samples: An answered request of each service.
+    """
+
+    replicas: tuple[ReplicaView, ...]
+    backlog: tuple[QueuedRequest, ...]
+    batch: LedgerBatch
+    mixes: Mapping[str, VariantMix]
+    labels: Mapping[str, Mapping[str, tuple[int, int]]]
+    gateways: tuple[GatewayStatus, ...]
+    samples: Mapping[str, InferRequest]
+
+
+class ControlServer:
+    """Serves one controller after the other.
+
+    Args:
+        server: The engine server.
+        make: Makes the engine from the controller's plan.
+        ended: Called when a controller has closed the engine: the server is to end.
+    """
+
+    def __init__(self, server: EngineServer, make: Callable[[Any], Engine], ended: Callable[[], None]) -> None:
+        self.server = server
+        self._make, self._ended = make, ended
+        self._site, self._plan = "", None
+        self._stored = ("", 0)
+        self._left_s, self._away_s = unix_s(), time.monotonic()
+        self._writer: asyncio.StreamWriter | None = None
+        self._pages: dict[int, asyncio.Future[PageAnswer]] = {}
+        self._page = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+
+    @property
+    def controlled(self) -> bool:
+        """Whether there is a controller."""
+        return self._writer is not None
+
+    @property
+    def away_s(self) -> float:
+        """Time since there was a controller; 0 while there is one."""
+        return 0.0 if self.controlled else time.monotonic() - self._away_s
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A controller has come; stays until it leaves."""
+        greeting = pickle.dumps((__version__, os.getpid(), self.controlled), protocol=4)
+        writer.writelines([LENGTH.pack(len(greeting)), greeting])
+        if self.controlled:
+            writer.close()
+            return
+        self._writer = writer
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                number, method, arguments = pickle.loads(await reader.readexactly(length))
+                call = asyncio.create_task(self._call(writer, number, method, arguments))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the controller has gone, or this process ends
+        finally:
+            self._leave()
+            writer.close()
+
+    def _leave(self) -> None:
+        self._writer = None
+        self._left_s, self._away_s = unix_s(), time.monotonic()
+        state = self.server.state
+        state.controller, state.left_s = False, time.monotonic()
+        self.server.ask_page = None
+        for page in self._pages.values():
+            page.cancel()
+        self._pages.clear()
+        self.server.tell()
+
+    async def _call(self, writer: asyncio.StreamWriter, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        kind, value = "value", None
+        try:
+            value = getattr(self, f"do_{method}")(*arguments)
+            if asyncio.iscoroutine(value):
+                value = await value
+        except RequestError as error:
+            kind, value = "request", error.outcome.value
+        except ActuationError as error:
+            kind, value = "actuation", str(error)
+        except JouleryError as error:
+            kind, value = "error", pack_error(error)
+        except Exception as error:  # noqa: BLE001 - a defect here is an error of the call, and not the end of all requests
+            kind, value = "actuation", f"{type(error).__name__}: {error}"
+        if writer is self._writer:
+            try:
+                frame = pickle.dumps((number, kind, value), protocol=5)
+            except Exception as error:  # noqa: BLE001 - what cannot be sent is an error of its call
+                frame = pickle.dumps((number, "actuation", f"an answer cannot be sent: {error!r}"), protocol=5)
+            writer.writelines([LENGTH.pack(len(frame)), frame])
+
+    def _ask_page(self, path: str, query: str, accept: str) -> asyncio.Future[PageAnswer]:
+        self._page += 1
+        page = self._pages[self._page] = asyncio.get_running_loop().create_future()
+        assert self._writer is not None
+        frame = pickle.dumps((0, "page", (self._page, path, query, accept)), protocol=5)
+        self._writer.writelines([LENGTH.pack(len(frame)), frame])
+        return page
+
+    def do_look(self) -> Welcome:
+        """What there is; nothing is changed."""
+        return Welcome(
+            os.getpid(),
+            self._site,
+            self._plan,
+            unix_s() - time.monotonic(),
+            self.server.ledger.first,
+            self._stored,
+            self._left_s,
+            tuple(self.server.statuses()),
+        )
+
+    def do_begin(self, site: str, stored: str, first: int) -> None:
+        """Control from now on; entries from ``first`` on go to a file in the run folder ``stored``."""
+        self._site, self._stored = site, (stored, first)
+        state = self.server.state
+        state.controller = True
+        self.server.ask_page = self._ask_page
+
+    async def do_open(self, plan: Any) -> bool:
+        """Make the engine, unless there is one of the same plan; whether it is new."""
+        async with self._opening:
+            if self.server.engine is not None and plan == self._plan:
+                return False
+            former, self.server.engine = self.server.engine, None
+            if former is not None:
+                await former.close()
+            self.server.engine, self._plan = self._make(plan), plan
+            return True
+
+    async def do_apply(self, target: Sequence[ReplicaSpec]) -> Any:
+        """See :meth:`joulery.domain.ports.Engine.apply`."""
+        change = await self._engine.apply(target)
+        self.server.tell()
+        return change
+
+    async def do_infer(self, service: str, request: InferRequest) -> Any:
+        """An answer outside the ledger: a replay."""
+        return await self._engine.infer(service, request)
+
+    def do_set(self, method: str, *arguments: Any) -> None:
+        """``set_mix``, ``set_next_mixes`` or ``limit_queue`` of the engine."""
+        if method not in ("set_mix", "set_next_mixes", "limit_queue"):
+            raise ActuationError(f"{method} is nothing to set")
+        getattr(self._engine, method)(*arguments)
+
+    def do_publish(self, settings: dict[str, Any], charges: dict[str, Any]) -> None:
+        """What gateways are to know."""
+        self.server.state.settings, self.server.state.charges = settings, charges
+        self.server.tell()
+
+    def do_drop(self, before: int) -> None:
+        """The controller has stored all entries below a number."""
+        self.server.ledger.drop(before)
+
+    def do_take(self, first: int, services: Sequence[str], sampled: bool) -> Taken:
+        """What has happened from an entry on."""
+        ledger, engine = self.server.ledger, self.server.engine
+        mixes = {} if engine is None else {name: getattr(engine, "mix", lambda _: OWN)(name) for name in services}
+        samples: dict[str, InferRequest] = {}
+        if sampled:
+            samples, self.server.latest = self.server.latest, {}
+        return Taken(
+            () if engine is None else engine.replicas(),
+            () if engine is None or not hasattr(engine, "backlog") else engine.backlog(),
+            ledger.take(first),
+            mixes,
+            {name: self.server.labels.tally(name) for name in services},
+            tuple(self.server.statuses()),
+            samples,
+        )
+
+    def do_page(self, number: int, status: int, headers: dict[str, str], content: bytes) -> None:
+        """A page that was asked for."""
+        page = self._pages.pop(number, None)
+        if page is not None and not page.done():
+            page.set_result((status, headers, content))
+
+    async def do_close(self) -> None:
+        """Close the engine and end."""
+        if self.server.engine is not None:
+            await self.server.engine.close()
+
+    def do_end(self) -> None:
+        """End the process; it is answered first."""
+        asyncio.get_running_loop().call_soon(self._ended)
+
+    @property
+    def _engine(self) -> Engine:
+        if self.server.engine is None:
+            raise ActuationError("the engine server has no engine yet")
+        return self.server.engine

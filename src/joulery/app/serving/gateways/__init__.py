@@ -1,0 +1,1 @@
+"""Several gateways behind one controller: the processes, and what the controller knows of them."""

@@ -1,0 +1,150 @@
+"""The process of the engine server: ``python -m joulery.app.serving.gateways.engine_process CONFIG``.
+
+It outlives the controller that starts it: a session of its own, no pipe to anyone. It ends when a controller closes it,
+on SIGTERM, and when no controller has come for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from joulery.adapters.engines.shared.control import ControlServer
+from joulery.adapters.engines.shared.server import EngineServer
+from joulery.app.wiring.engine import site_engine
+from joulery.config.serving import ServingConfig, split_address
+from joulery.domain.ports import Engine
+from joulery.gateway.access import read_token
+from joulery.gateway.joined.labels import SharedLabels
+
+GATEWAY_SOCKET, CONTROL_SOCKET, LOCK, PID = "gateway.sock", "control.sock", "engine.lock", "engine.pid"
+ENGINE_LOG = "engine.log"
+_WATCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcessConfig:
+    """How the engine server runs.
+
+    Attributes:
+        state: Folder of its sockets.
+        join: ``HOST:PORT`` for gateways of other machines; None for none.
+        join_token_file: File with their token.
+        outlive_s: It ends when no controller has come for so long.
+        services: The site's services.
+    """
+
+    state: str
+    join: str | None
+    join_token_file: str | None
+    outlive_s: float
+    services: list[str] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """As one argument of a command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineProcessConfig:
+        """The inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What the engine is made from; pickled between processes of one version.
+
+    Attributes:
+        serving: Which engine, and its limits.
+        cores: CPU cores of an embedded engine.
+        upstreams: Whether the services are on other servers.
+    """
+
+    serving: ServingConfig
+    cores: tuple[int, ...]
+    upstreams: bool
+
+    @classmethod
+    def of(cls, serving: ServingConfig, cores: tuple[int, ...], *, upstreams: bool) -> EnginePlan:
+        """The plan of a site; where gateways listen makes no other engine."""
+        gone = dict.fromkeys(("grpc", "token", "token_file", "tls", "gateways"))
+        return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams)
+
+    def engine(self) -> Engine:
+        """The engine; it runs nothing yet."""
+        stderr = sys.stderr.fileno()
+        return site_engine(self.serving, cores=self.cores, stderr=stderr, upstreams=self.upstreams)
+
+
+def main(argument: str) -> int:
+    """Run until it is to end."""
+    config = EngineProcessConfig.from_json(argument)
+    os.chdir(config.state)  # the path of a socket has at most 107 bytes
+    with Path(LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 1  # another one runs, and its controller finds that one
+        Path(PID).write_text(f"{os.getpid()}\n")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config))
+    return 0
+
+
+async def _serve(config: EngineProcessConfig) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    secret = None if config.join_token_file is None else read_token(Path(config.join_token_file)).encode()
+    server = EngineServer(SharedLabels(), secret, config.services)
+    control = ControlServer(server, lambda plan: plan.engine(), stop.set)
+    async with AsyncExitStack() as stack:
+        server.start()
+        await stack.enter_async_context(_listening(server, control, config.join))
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _WATCH_S)
+            if control.away_s > config.outlive_s:
+                sys.stderr.write(f"no controller has come for {config.outlive_s:g} s: ending\n")
+                break
+        if server.engine is not None:
+            await server.engine.close()
+        await server.stop()
+
+
+@asynccontextmanager
+async def _listening(server: EngineServer, control: ControlServer, join: str | None) -> AsyncIterator[None]:
+    """The sockets; those for this machine's processes are in a folder that only their user can enter."""
+    loop = asyncio.get_running_loop()
+    listeners: list[asyncio.AbstractServer] = []
+    try:
+        _remove_sockets()
+        listeners.append(await loop.create_unix_server(server.protocol, GATEWAY_SOCKET))
+        if join is not None:
+            host, port = split_address(join)
+            listeners.append(await loop.create_server(lambda: server.protocol(guarded=True), host, port))
+        listeners.append(await asyncio.start_unix_server(control.connected, CONTROL_SOCKET, limit=1 << 26))
+        yield
+    finally:
+        for one in listeners:
+            one.close()
+        _remove_sockets()
+
+
+def _remove_sockets() -> None:
+    for name in (GATEWAY_SOCKET, CONTROL_SOCKET):
+        Path(name).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,415 @@
+"""Several gateways as ``joulery up`` sees them: one engine, one ledger, one address.
+
+The engine server, its gateways and the replicas are processes of their own that outlive this one. What ended while no
+controller was there is counted apart: its energy was not metered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from joulery.adapters.engines.shared.control import Welcome
+from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
+from joulery.app.serving.gateways.engine_process import PID, EnginePlan
+from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
+from joulery.config.serving import RayEngine
+from joulery.config.site import Site
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, JouleryError
+from joulery.domain.ports import Engine, Places
+from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
+from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, Tick
+from joulery.gateway.access import site_tls, site_token
+from joulery.gateway.admin import admin_app
+from joulery.gateway.joined.admin import PageAnswer, page_of
+from joulery.gateway.joined.metrics import SiteMetrics
+from joulery.gateway.metrics import Metrics
+from joulery.gateway.tls import TlsFiles
+from joulery.runtime.served.finish import write_requests
+from joulery.runtime.serving.requests import RequestRecorder
+from joulery.runtime.serving.session import ServingSession
+from joulery.steady_time import unix_s
+from joulery.store.run.directory import RunWriter
+
+UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-without-controller.parquet"
+_REFRESH_S = 0.2
+_ORPHANS_S = 1.0
+"""Gateways of an engine server that died without a controller join the next one within this."""
+
+
+class GroupServer:
+    """The servers of all gateways, as one.
+
+    Attributes:
+        url: Where clients find them.
+        tls: Their certificate and key; None for plain HTTP.
+        beside_address: Empty: they answer HTTP only.
+    """
+
+    def __init__(self, local: LocalGateways, tls: TlsFiles | None) -> None:
+        self.url, self.tls, self.beside_address = local.url, tls, ""
+        self._local = local
+
+    async def stop(self) -> None:
+        """End the gateways of this machine; running requests finish. Safe to call twice."""
+        await self._local.stop()
+
+
+class GatewayGroup:
+    """The gateways of a session. Offers what :class:`joulery.app.serving.gateway_handle.GatewayHandle` does.
+
+    Args:
+        site: The site file.
+        names: Its services.
+        writer: The run folder.
+        pages: Makes the dashboard's routes.
+        engine_server: The engine server's process.
+        local: The gateways of this machine.
+        link: The connection to the engine server.
+        found: What the engine server was doing.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        names: Sequence[str],
+        writer: RunWriter,
+        pages: Any,
+        engine_server: EngineServerProcess,
+        local: LocalGateways,
+        link: ControlLink,
+        found: Welcome,
+    ) -> None:
+        self.site, self.local = site, local
+        self.token, self.workers_log = site_token(site.serving), writer_log(writer)
+        self.server = GroupServer(local, site_tls(site.serving))
+        self.metrics = Metrics(names, self._latest, site.mode.value)
+        self.metrics.registry.register(SiteMetrics(lambda: self.seen))
+        self.admin = admin_app(self.metrics, pages(self._latest))
+        self._names, self._writer = list(names), writer
+        self._engine_server, self._link, self._found = engine_server, link, found
+        self._session: ServingSession | None = None
+        self._controlled: ControlledEngine | None = None
+        self._unmetered = RequestRecorder(writer.path / UNMETERED)
+        self._outcomes: Counter[str] = Counter()
+        self._former: Counter[tuple[str, str]] = Counter()
+        self._folded: Counter[str] = Counter()
+        self._unknown = self._former_unknown = self.restarts = 0
+        self._first_s = self._last_s = float("nan")
+        self._watching: asyncio.Task[None] | None = None
+        self._reviving: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The gateways as they were last seen."""
+        return self._found.gateways if self._controlled is None else self._controlled.gateways
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes on this machine that belong to the run, though another controller started them."""
+        return (self._found.pid, *(one.pid for one in self.local.gateways if one.pid))
+
+    def labels(self, service: str) -> Mapping[str, tuple[int, int]]:
+        """Right and labelled answers by variant."""
+        return {} if self._controlled is None else self._controlled.labels(service)
+
+    def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
+        """The engine server's engine; it is made when replicas are first asked for."""
+        from joulery.app.serving.gateway_handle import has_upstreams
+
+        plan = EnginePlan.of(site.serving, cores, upstreams=has_upstreams(site))
+        kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
+        self._controlled = made = kind(plan)
+        made.next, made.on_batch, made.prepare = self._found.first, self._take, self._prepare
+        return made
+
+    async def open_to(self, session: ServingSession) -> None:
+        """Charge and record every request from now on."""
+        controlled = self._controlled
+        assert controlled is not None
+        while not self.local.joined(self.seen):  # noqa: ASYNC110 - it is looked at, nothing reports it
+            await asyncio.sleep(_REFRESH_S / 2)
+        await controlled.refresh()
+        self._session = session
+        await self._begin(controlled)
+        session.watch(self._ticked)
+        session.on_decision(self._count)
+        controlled.on_samples = self._sample
+        controlled.sampled = any(one.shadow is not None for one in session.services.values())
+        if self._outcomes:
+            session.warn(
+                f"{sum(self._outcomes.values())} requests ended while there was no controller: they are counted apart, "
+                "and their energy was not metered"
+            )
+
+    def report(self) -> dict[str, Any]:
+        """What the report says of the gateways; writes the requests that ended without a controller as a series.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        apart = self._unmetered.columns()
+        if len(apart):
+            write_requests(self._writer, apart, UNMETERED_SERIES)
+        self._unmetered.remove()
+        return {
+            "gateways": self._gateways(),
+            "unknown_requests": self._unknown + self._former_unknown,
+            "without_controller": {
+                "requests": sum(self._outcomes.values()),
+                "outcomes": dict(sorted(self._outcomes.items())),
+                "from_s": self._first_s,
+                "until_s": self._last_s,
+            },
+            "engine_server_restarts": self.restarts,
+        }
+
+    def _gateways(self) -> list[dict[str, Any]]:
+        """Each gateway with its counts, those at former engine servers included."""
+        gateways = []
+        for one in self.seen:
+            received, ended = (self._former[one.name, side] for side in ("received", "ended"))
+            gateways.append(
+                {
+                    "gateway": one.name,
+                    "url": one.url,
+                    "version": one.version,
+                    "received": one.received + received,
+                    "ended": one.ended + ended,
+                    "starts": next((mine.starts for mine in self.local.gateways if mine.name == one.name), 0),
+                }
+            )
+        return gateways
+
+    async def watch(self) -> None:
+        """Renew what is known, a few times a second, and keep the gateways of this machine running."""
+        while True:
+            if self._controlled is not None and self._controlled.link is not None:
+                await self._controlled.refresh()
+            elif self._reviving is None:
+                with suppress(ActuationError):
+                    self._found = await self._link.ask("look")
+            for text in self.local.supervise(self.seen):
+                self._say(text)
+            await asyncio.sleep(_REFRESH_S)
+
+    def start(self) -> None:
+        """Start the gateways that do not run, and watch them."""
+        self.local.supervise(self.seen)
+        self._watching = asyncio.create_task(self.watch(), name="gateways")
+
+    async def close(self) -> None:
+        """End everything behind this controller. Safe to call twice."""
+        self._closing = True
+        for task in (self._watching, self._reviving):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await self.local.stop()
+        with suppress(JouleryError):
+            await self._link.ask("end")
+        await self._link.close()
+        await self._engine_server.ended(self.site.serving.drain_s + 5.0)
+
+    async def page(self, path: str, query: str, accept: str) -> PageAnswer:
+        """A page that a gateway's client asks for."""
+        return await page_of(self.admin, path, query, accept)
+
+    def lost(self) -> None:
+        """The engine server has ended by itself: start another."""
+        if not self._closing and self._reviving is None:
+            self._reviving = asyncio.create_task(self._revive(), name="engine server")
+
+    async def _prepare(self) -> None:
+        """Connect the engine, once, before the first change."""
+        controlled = self._controlled
+        if controlled is not None and controlled.link is None and not self._closing:
+            self._publish()
+            await controlled.take_over(self._link, self._found)
+
+    async def _begin(self, controlled: ControlledEngine) -> None:
+        self._unmetered.flush()
+        controlled.stored()
+        self._publish()
+        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next)
+
+    async def _revive(self) -> None:
+        """Start another engine server, and have it run what the former one ran."""
+        controlled = self._controlled
+        self._say("the engine server has ended, and with it the replicas: another one is started")
+        for one in self.seen:
+            self._former[one.name, "received"] += one.received
+            self._former[one.name, "ended"] += one.ended
+        self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
+        self._folded.clear()
+        if controlled is not None:
+            controlled.link = None
+        self.restarts += 1
+        self._link = ControlLink(self.page, self.lost)
+        try:
+            await self._engine_server.connect(self._link, fresh=True)
+            self._found = await self._link.ask("look")
+            if controlled is not None:
+                controlled.next = self._found.first
+                self._publish()
+                await controlled.take_over(self._link, self._found)
+                await controlled.restore()
+                if self._session is not None:
+                    await self._begin(controlled)
+        except JouleryError as error:
+            self._say(f"the engine server cannot be started again: {error}")
+        finally:
+            self._reviving = None
+
+    def _publish(self) -> None:
+        """Have every gateway know limits, services and charges."""
+        names = self._names if self._session is None else list(self._session.services)
+        settings = {"services": names, "body_bytes": int(self.site.serving.body_bytes)}
+        charges = None if self._session is None else self._session.charges(unix_s()).as_dict()
+        self._link.post("publish", settings, charges)
+
+    def _ticked(self, tick: Tick) -> None:
+        """A period is on disk: the engine server need not keep its requests."""
+        if self._controlled is not None:
+            self._controlled.stored()
+        self._publish()
+
+    def _take(self, batch: LedgerBatch) -> None:
+        """Requests that ended, each once."""
+        for _ in range(batch.unknown - self._unknown):
+            self.metrics.request(_unknown_request())
+        self._unknown = batch.unknown
+        folded: Counter[str] = Counter()
+        for _, outcome, count in batch.folded:
+            folded[outcome.value] += count
+        self._outcomes += folded - self._folded
+        self._folded = folded
+        offset_s = unix_s() - time.monotonic()
+        for _, record in batch.entries:
+            moved = record._replace(
+                arrival_s=record.arrival_s + offset_s,
+                start_s=record.start_s + offset_s,
+                end_s=record.end_s + offset_s,
+            )
+            if self._session is None:
+                self._set_apart(moved)
+            else:
+                self._record(self._session, moved)
+
+    def _record(self, session: ServingSession, record: RequestRecord) -> None:
+        costs = record.outcome is Outcome.OK or (record.variant and record.cpu_s > 0)
+        if costs and record.service in session.services:
+            share = session.attribute(record.service, record.variant, record.cpu_s, record.service_s, record.end_s)
+            record = record._replace(energy=share)
+        session.telemetry(record)
+        self.metrics.request(record)
+
+    def _set_apart(self, record: RequestRecord) -> None:
+        self._unmetered.add(record)
+        self._outcomes[record.outcome.value] += 1
+        if not self._first_s <= record.arrival_s:
+            self._first_s = record.arrival_s
+        self._last_s = record.end_s
+
+    def _sample(self, samples: Mapping[str, InferRequest]) -> None:
+        if self._session is not None:
+            for service, request in samples.items():
+                self._session.sample(service, request)
+
+    def _count(self, record: DecisionRecord) -> None:
+        self.metrics.decision(record)
+        self.metrics.replan(record.decision.cause)
+
+    def _latest(self) -> NowSnapshot | None:
+        return None if self._session is None else self._session.snapshot()
+
+    def _say(self, text: str) -> None:
+        if self._session is not None:
+            self._session.warn(text)
+
+
+def _unknown_request() -> RequestRecord:
+    nan = float("nan")
+    return RequestRecord("", "", "", nan, nan, nan, Outcome.UNKNOWN, 0.0, 0.0, 0, None)
+
+
+def writer_log(writer: RunWriter) -> int:
+    """Standard error: what replicas print is in the engine server's log."""
+    return 2
+
+
+def check_gateways(site: Site) -> None:
+    """What several gateways do not do yet.
+
+    Raises:
+        ConfigError: The site asks for it.
+    """
+    if site.language_models:
+        raise ConfigError(
+            "language models are answered by one gateway alone",
+            pointer="serving.gateways",
+            hint="leave out serving.gateways, or give the language models a site file of their own",
+        )
+    if site.fleet.devices:
+        raise ConfigError(
+            "services on GPUs of this machine are answered by one gateway alone",
+            pointer="serving.gateways",
+            hint="leave out serving.gateways, or serve the models from Triton or Ray Serve and list them as upstreams",
+        )
+
+
+@asynccontextmanager
+async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pages: Any) -> AsyncIterator[GatewayGroup]:
+    """The gateways on their ports, taken first; the engine server and gateways that run already are taken over.
+
+    Raises:
+        JouleryError: A port is in use, another controller runs, or the site asks for what several gateways do not do.
+    """
+    check_gateways(site)
+    folder = state_folder(site)
+    assert site.serving.gateways is not None
+    process = EngineServerProcess(folder, site.serving.gateways, names)
+    held: list[GatewayGroup] = []
+
+    async def page(path: str, query: str, accept: str) -> PageAnswer:
+        return await held[0].page(path, query, accept) if held else (503, {}, b"")
+
+    link = ControlLink(page, lambda: held[0].lost() if held else None)
+    orphans = (folder / PID).exists()
+    there = await process.connect(link)
+    try:
+        if orphans and not there:
+            await asyncio.sleep(_ORPHANS_S)
+        found: Welcome = await link.ask("look")
+        if found.site not in ("", site.name):
+            raise CapabilityError(
+                f"the engine server in {folder} serves site {found.site!r}",
+                resource=str(folder),
+                hint=f"give this site a state folder of its own, or end that one: kill {found.pid}",
+            )
+        local = LocalGateways(folder, site.serving)
+        local.take_over(found.gateways)
+    except BaseException:
+        if not link_had_engine(process):
+            with suppress(JouleryError):
+                await link.ask("end")
+        await link.close()
+        raise
+    group = GatewayGroup(site, names, writer, pages, process, local, link, found)
+    held.append(group)
+    group.start()
+    try:
+        yield group
+    finally:
+        await group.close()
+
+
+def link_had_engine(process: EngineServerProcess) -> bool:
+    """Whether the engine server was there before this controller."""
+    return process.process is None

@@ -1,0 +1,63 @@
+"""What a request is charged: CPU seconds of its replica at the watts of a busy core, at the grid's intensity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from joulery.domain.energy.carbon import JOULES_PER_KWH
+from joulery.domain.errors import DataError
+from joulery.domain.quality import Quality
+from joulery.domain.serving.engine import EnergyShare
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeTable:
+    """Charges of the requests of a site, the same in its controller and in each of its gateways.
+
+    Attributes:
+        active_w: Watts of a busy core by service and variant; under the empty variant for any other.
+        quality: How well they are known, by service.
+        g_per_kwh: Carbon intensity with the facility's overhead; NaN where it is not known.
+    """
+
+    active_w: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    quality: Mapping[str, Quality] = field(default_factory=dict)
+    g_per_kwh: float = math.nan
+
+    def charge(self, service: str, variant: str, cpu_s: float) -> EnergyShare | None:
+        """The charge of one request; None where no watts are known."""
+        known = self.active_w.get(service)
+        if not known:
+            return None
+        energy_j = cpu_s * (known[variant] if variant in known else known[""])
+        carbon_g = energy_j * self.g_per_kwh / JOULES_PER_KWH
+        return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, self.quality[service])
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "active_w": {service: dict(watts) for service, watts in self.active_w.items()},
+            "quality": {service: quality.value for service, quality in self.quality.items()},
+            "g_per_kwh": self.g_per_kwh if math.isfinite(self.g_per_kwh) else None,
+        }
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> ChargeTable:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            DataError: It is no such table.
+        """
+        try:
+            watts = {
+                str(service): {str(variant): float(watts) for variant, watts in known.items()}
+                for service, known in found["active_w"].items()
+            }
+            quality = {str(service): Quality(value) for service, value in found["quality"].items()}
+            intensity = found["g_per_kwh"]
+            return cls(watts, quality, math.nan if intensity is None else float(intensity))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"not a table of charges: {error!r}") from error

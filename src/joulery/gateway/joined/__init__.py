@@ -1,0 +1,1 @@
+"""A gateway that shares its engine with others: its health, metrics, pages and labels."""

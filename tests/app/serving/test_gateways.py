@@ -1,0 +1,70 @@
+"""Several gateways in the site file: what fits, what does not, and how their processes are found again."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from joulery.app.serving.gateways.handle import check_gateways
+from joulery.app.serving.gateways.processes import LocalGateways, state_folder
+from joulery.config import load
+from joulery.config.serving import ServingConfig
+from joulery.domain.errors import ConfigError
+from tests.runtime.site_files import toy_site
+
+
+def serving(**gateways: object) -> ServingConfig:
+    return ServingConfig.model_validate({"listen": "127.0.0.1:0", "gateways": gateways})
+
+
+@pytest.mark.parametrize(
+    ("gateways", "message"),
+    [
+        ({"count": 0}, "greater than or equal to 1"),
+        ({"count": 65}, "less than or equal to 64"),
+        ({"count": 3, "listen": ("127.0.0.1:1", "127.0.0.1:2")}, "2 addresses for 3 gateways"),
+        ({"listen": ("127.0.0.1:1", "127.0.0.1:1")}, "an address twice"),
+        ({"listen": ("0.0.0.0:1",)}, "needs a token"),
+        ({"join": "10.0.0.5:8090"}, "need a token"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(gateways: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        serving(**gateways)
+
+
+def test_grpc_is_one_gateways() -> None:
+    with pytest.raises(ValidationError, match="one gateway alone"):
+        ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}})
+
+
+def test_gpus_of_this_machine_are_one_gateways(tmp_path: Path) -> None:
+    text = {"fleet: {cpu: {cores: 2}}": "fleet: {devices: [{gpu: 0}]}", "drain: 2 s}": "drain: 2 s, gateways: {}}"}
+    with pytest.raises(ConfigError, match="one gateway alone") as caught:
+        check_gateways(load(toy_site(tmp_path, changed=text)))
+    assert caught.value.hint
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    site = load(toy_site(tmp_path, changed={"drain: 2 s}": "drain: 2 s, gateways: {state: state}}"}))
+    folder = state_folder(site)
+    assert folder == tmp_path / "state" and folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o750)
+    with pytest.raises(ConfigError, match="its user's alone") as caught:
+        state_folder(site)
+    assert caught.value.hint == f"chmod 700 {folder}"
+
+
+def test_a_changed_site_file_starts_other_gateways(tmp_path: Path) -> None:
+    """What a gateway was started with is its identity: a token, a certificate or an address makes another one."""
+    starts = set()
+    for fields in ({}, {"open_monitoring": True}, {"drain": "3 s"}, {"token": "a-long-token"}):
+        made = ServingConfig.model_validate({"listen": "127.0.0.1:0", "gateways": {"count": 2}, **fields})
+        local = LocalGateways(tmp_path, made)
+        local.take_over([])
+        starts |= {local._start_of(one) for one in local.gateways}
+        assert local.reserved is not None
+        local.reserved.close()
+    assert len(starts) == 8
+    token = tmp_path / "token"
+    assert token.read_text() == "a-long-token" and token.stat().st_mode & 0o777 == 0o600
