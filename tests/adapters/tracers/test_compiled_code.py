@@ -136,3 +136,17 @@ def test_paths_of_modules_as_versions_of_the_compiler_write_them() -> None:
     assert list(_steps("L['self']._modules['layers']._modules['0']")) == ["self", "_modules", "layers", "_modules", "0"]
     assert list(_steps("getattr(L['self'].layers, '0').fc")) == ["self", "layers", "0", "fc"]
     assert list(_steps("G['models'][1]")) == ["models", "1"]
+
+
+def test_code_that_several_modules_share_is_named_after_their_class(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
+    block, head = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.ReLU()
+    net = torch.nn.ModuleList([block, torch.nn.Sequential(torch.nn.Linear(2, 2)), head])
+    code = CompiledCode(Ranges().enter, lambda: net, lambda module: "Net/head")
+
+    def path(place: str, root: Any) -> str:
+        return code._path(place, {"L": {"self": root}}, net)
+
+    assert path("L['self'].0", block) == ".Sequential.0", "either of the two may call it"
+    assert path("L['self']", block) == ".Sequential"
+    assert path("L['self']", head) == "Net/head" and path("L['self'].0", net) == ".0"

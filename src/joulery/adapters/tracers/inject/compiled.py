@@ -126,6 +126,9 @@ class CompiledCode:
             return ""
         if value is caller or value is getattr(caller, "_orig_mod", None):
             return f".{rest}"
+        if caller is not None and sum(type(part) is type(value) for part in caller.modules()) > 1:
+            # One graph serves all modules of the class, and does not say which one calls it: their class names them.
+            return f".{type(value).__name__}.{rest}".rstrip(".")
         name = self._name(value)
         return f"{name}{'.' if '/' in name else '/'}{rest}" if rest else name
 

@@ -33,6 +33,8 @@ _OTHER_KIND = 50.0
 """Cost of an operation that is of another kind than those of the call."""
 _AGAIN = 3.0
 """Cost of the same operation for two loops of one kernel."""
+_MOST = 500
+"""Operations that a stack may stand for; of more, none is chosen."""
 _EARLY = 1e-6
 """Cost of being one step further: of walks that cost the same, the one that goes on last."""
 _ADDED = re.compile(r"\s*Gradient addition node due to.*", re.DOTALL)
@@ -114,9 +116,8 @@ class DynamoGraph:
         by_text: dict[str, list[int]] = {}
         for at, row in enumerate(rows):
             text = texts[row[1]].strip()
-            if text:
-                by_stack.setdefault(text, []).append(at)
-                by_text.setdefault(_PLACE.sub("", text), []).append(at)
+            by_stack.setdefault(text, []).append(at)
+            by_text.setdefault(_PLACE.sub("", text), []).append(at)
         return cls(
             [texts[row[2]] for row in rows],
             [_KINDS.get(texts[row[3]], (texts[row[3]].strip("_"),)) for row in rows],
@@ -189,10 +190,12 @@ def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[Comp
     """The calls of generated code, with the modules that the graph which fits best gives them."""
     best, score = None, 0
     for graph in graphs:
-        fits = sum(bool(graph.candidates(stack)) for stack in code.stacks)
+        fits = sum(bool(graph.candidates(stack)) for stack in code.stacks if stack.strip())
         fits += sum(graph.named(call) is not None for call in code.calls)
         if fits >= max(score, 1):  # of graphs that fit alike, the one compiled last
             best, score = graph, fits
+    if best is None and len(graphs) == 1:  # nothing says which graph it is of, and there is one
+        best = graphs[0]
     if best is None:
         return [CompiledCall(call.leaf, None) for call in code.calls]
     places = _places(code, best)
@@ -211,13 +214,21 @@ def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
     for call, own in zip(code.calls, code.owned, strict=True):
         named = None if code.backward else graph.named(call)
         given = graph.given(call)
+        lines = any(code.stacks[context].strip() for context in own)
         for context in own:
-            places = candidates[context]
+            # Beside loops with a line, one without is of none: the state of a norm that is counted up.
+            places = candidates[context] if code.stacks[context].strip() or not lines else []
+            candidates[context] = places
             if named is not None and len(own) == 1:
                 candidates[context] = [named]
             elif given:
                 candidates[context] = [at for at in places if graph.modules[at] in given] or places
             kinds = [any(kind in call.kinds for kind in graph.kinds[at]) for at in candidates[context]]
+            if not code.stacks[context].strip() and any(kinds):  # called by modules of PyTorch alone: no line is known
+                candidates[context] = [at for at, same in zip(candidates[context], kinds, strict=True) if same]
+                kinds = [True] * len(candidates[context])
+            if len(candidates[context]) > _MOST:
+                candidates[context], kinds = [], []
             extra[context] = np.where(kinds, 0.0, _OTHER_KIND)
     return _walk(candidates, extra, code.together(), -1 if code.backward else 1)
 
