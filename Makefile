@@ -85,12 +85,16 @@ bench: $(VENV)/.dev ## every benchmark, written to docs
 docs: $(VENV)/.dev ## the pages as a site
 	$(BIN)/mkdocs build --strict
 
-dist: ## source distribution and wheel, a check of what the index would show, and a bill of materials
+dist: ## source distribution and wheel, a check of what the index would show, lints of what deploys, a bill of materials
 	$(PYTHON) -m venv $(VENV)-dist
 	$(VENV)-dist/bin/pip --disable-pip-version-check --quiet install -r requirements/dist.txt
 	rm -rf dist
 	$(VENV)-dist/bin/python -m build --quiet
 	$(VENV)-dist/bin/twine check --strict dist/*
+	$(VENV)-dist/bin/hadolint deploy/Dockerfile
+	$(VENV)-dist/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(VENV)-dist/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/release.yml
+	$(VENV)-dist/bin/kubernetes-validate --strict deploy/kubernetes/daemonset.yaml deploy/kubernetes/namespace.yaml
 	$(VENV)-dist/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/joulery.cdx.json requirements/run.txt
 
 audit: ## known vulnerabilities of the locked packages, by pip-audit; needs PyPI's advisories

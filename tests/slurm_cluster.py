@@ -43,7 +43,7 @@ ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,bf_interval=1,bf_continue,sched_min_interval=0,batch_sched_delay=0
 PriorityType=priority/multifactor
 JobRequeue=1
 GresTypes=gpu

@@ -1,4 +1,4 @@
-"""Ray Train: one process of each node measures for all workers of its job there, and the first node knows the sum."""
+"""Ray Train: one worker of a node measures for all workers of its job there, and for nothing else of Ray's."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def train(config: dict[str, str]) -> None:
         Path(config["found"]).write_text(json.dumps(gathered))
 
 
-def run(folder: Path, nodes: int, workers: int) -> list[dict[str, Any]]:
+def run(folder: Path, raylets: int, workers: int) -> list[dict[str, Any]]:
     """What each worker of a job knows, by rank."""
     import ray
     import ray.train
@@ -56,11 +56,11 @@ def run(folder: Path, nodes: int, workers: int) -> list[dict[str, Any]]:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    head = {"num_cpus": workers // nodes + 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cpus = workers // raylets
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus + 1, "include_dashboard": False})
     try:
-        for _ in range(nodes - 1):
-            cluster.add_node(num_cpus=workers // nodes)
+        for _ in range(raylets - 1):
+            cluster.add_node(num_cpus=cpus)
         ray.init(address=cluster.address, log_to_driver=False)
         TorchTrainer(
             train,
@@ -78,15 +78,14 @@ def run(folder: Path, nodes: int, workers: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_job_of_ray_train_on_two_nodes_is_counted_once():
+def test_a_job_of_ray_train_is_counted_once():
+    """Two raylets on one machine are one node to Ray Train, so one of their four workers measures for all."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        found = run(Path(folder), nodes=2, workers=4)
-    for node in (0, 1):
-        workers = [one for one in found if one["node"] == node]
-        measuring = [one for one in workers if one["own_j"] is not None]
-        assert (len(workers), len(measuring)) == (2, 1)
-        assert measuring[0]["charged"] == sorted(one["pid"] for one in workers)
-    job = found[0]["job"]
-    assert (job["nodes"], job["reported"], job["final"]) == (2, 2, True)
-    assert job["energy_j"] == pytest.approx(sum(one["own_j"] or 0.0 for one in found))
-    assert job["carbon_g"] == pytest.approx(job["energy_j"] * 1e-4)
+        found = run(Path(folder), raylets=2, workers=4)
+    assert {one["node"] for one in found} == {0}
+    (measuring,) = (one for one in found if one["own_j"] is not None)
+    assert measuring["rank"] == 0 and measuring["own_j"] > 0
+    assert measuring["charged"] == sorted(one["pid"] for one in found)  # the workers of this job, not all of Ray's
+    assert measuring["figures"]["joulery/step_energy_j"] > 0
+    assert all(one["figures"] == {} for one in found if one is not measuring)
+    assert all(one["job"] is None for one in found)  # there is one node

@@ -87,7 +87,7 @@ def test_the_image_has_two_stages_a_user_of_its_own_and_a_health_check():
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     assert sum(line.startswith("FROM ") for line in lines) == 2
     after = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
-    assert "USER joulery" in after and any(line.startswith("HEALTHCHECK") for line in after)
+    assert "USER 10107" in after and any(line.startswith("HEALTHCHECK") for line in after)
     for name in (word for line in lines if line.startswith("COPY pyproject") for word in line.split()[1:-1]):
         assert (DEPLOY.parent / name).exists(), name
 

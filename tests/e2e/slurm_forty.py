@@ -36,7 +36,7 @@ jobs:
   measure: MEASURE s
   patience: 30 s
   power: {slot: 200 W}
-  policy: {theta: 100 %, cap: 4}
+  policy: {theta: 100 %, cap: 4, order: service}
   slurm: {progress: progress}
 """
 
@@ -76,6 +76,7 @@ class Play:
         self.cluster, self.size, self.torch_python = cluster, size, torch_python
         self.epochs: dict[int, int] = {}
         self.trainings: list[int] = []
+        self.alone: subprocess.Popen[str] | None = None
         site = SITE.replace("QUANTUM", f"{size.quantum_s:g}").replace("MEASURE", f"{size.measure_s:g}")
         (cluster.folder / "site.yaml").write_text(site.replace("RESTART", f"{size.restart_s:g}"))
         (cluster.folder / "progress").mkdir()
@@ -101,6 +102,19 @@ class Play:
         job = self.submit(f"{self.torch_python} {TORCH_JOB} {epochs} {EPOCH_S}", "torch", epochs)
         self.trainings.append(job)
 
+    def train_alone(self) -> None:
+        """Begin the uninterrupted training, while the others still run."""
+        command = [str(self.torch_python), str(TORCH_JOB), str(self.size.torch_epochs)]
+        self.alone = subprocess.Popen(command, cwd=self.cluster.folder, stdout=subprocess.PIPE, text=True)
+
+    def requeue_trainings(self) -> None:
+        """As an operator does it: each that runs and has not restarted yet does so now, in the midst of its epochs."""
+        for job in self.trainings:
+            output = self.cluster.folder / f"slurm-{job}.out"
+            _until(lambda output=output: output.exists() and "epoch" in output.read_text(), 60)
+            if not any(self.restarts([job])) and self.states()[job][0] == "RUNNING":
+                self.cluster.run("scontrol", "requeue", str(job))
+
     def daemon(self) -> Daemon:
         """The scheduler."""
         return Daemon(self.cluster.folder / "site.yaml", self.cluster.env)
@@ -114,13 +128,10 @@ class Play:
         """The last loss of each training, and of an uninterrupted one."""
         if not self.trainings:
             return {}
-        epochs = str(self.size.torch_epochs)
-        alone = subprocess.run(
-            [str(self.torch_python), str(TORCH_JOB), epochs],
-            cwd=self.cluster.folder, capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
+        assert self.alone is not None
+        straight, _ = self.alone.communicate(timeout=120)
         outputs = [(self.cluster.folder / f"slurm-{job}.out").read_text() for job in self.trainings]
-        return {"alone": _loss(alone.stdout), "beside_slurm": [loss for text in outputs for loss in _loss(text)]}
+        return {"alone": _loss(straight), "beside_slurm": [loss for text in outputs for loss in _loss(text)]}
 
     def restarts(self, jobs: Iterable[int]) -> list[int]:
         """How often each of these began to run, but for the first time."""
@@ -161,8 +172,10 @@ def _play(scene: Play, daemons: list[Daemon]) -> dict[str, object]:
     cluster.stop_controller()
     time.sleep(3)
     cluster.start_controller()
+    if scene.trainings:
+        scene.train_alone()
     if size.hurry:
-        _until(lambda: all(scene.restarts(scene.trainings)), 60)
+        scene.requeue_trainings()
         (cluster.folder / "hurry").touch()
     _until(lambda: not {state for state, _ in scene.states().values()} - {"COMPLETED", "FAILED", "CANCELLED"}, 1200)
     took_s = time.monotonic() - begun_s

@@ -140,7 +140,7 @@ def plays(scale: float = 1.0) -> tuple[LivePlay, ...]:
 
 
 def run_play(play: LivePlay, *, scheduled: bool) -> Outcome:
-    """One run of a play on a cluster of its own, under plain backfill or under joulery."""
+    """One run of a play on a cluster of its own, under plain backfill or under joulery; two may run at once."""
     with _cluster(play) as cluster:
         (cluster.folder / "site.yaml").write_text(SITE)
         daemon = Daemon(cluster.folder / "site.yaml", cluster.env) if scheduled else None

@@ -90,6 +90,52 @@ def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(de
     wait_until(lambda: desk.boards[0]["limit_mw"] == 165_000, "the former limit after kill -9")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, asks for CAP_SYS_ADMIN")
+def test_the_agents_of_two_nodes_give_their_job_one_limit_and_one_that_is_killed_frees_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes on this machine, a board each; the job is two processes as Slurm would start them."""
+    limits = "{max_slowdown: 3, eta: 100 %, trial: 5 s, settle: 100 ms, period: 100 ms, lease: 4 s, min: 75 %}"
+    (tmp_path / "site.yaml").write_text(
+        "joulery: 1\nmode: act\nmeters: {use: [nvml]}\njobs:\n  backend: slurm\n  policy: {kind: frugal}\n"
+        f"  limits: {limits}\n  slurm: {{meters: energy, progress: progress}}\n"
+    )
+    (tmp_path / "progress").mkdir()
+    (tmp_path / "job.py").write_text(JOB)
+    state = tmp_path / "boards.json"
+    for name, value in ((STATE, str(state)), ("PYTHONPATH", str(FAKES)), ("JOULERY_UNGUARDED", "1")):
+        monkeypatch.setenv(name, value)
+    boards = NvmlFake(*(gpu("NVIDIA A30", at, busy=100, demand_mw=165_000) for at in range(2)), file=state)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "z[1-2]"}
+    ranks, agents = [], []
+    try:
+        for at in (0, 1):
+            own = {"SLURMD_NODENAME": f"z{at + 1}", "SLURM_JOB_GPUS": str(at)}
+            report = {"JOULERY_PROGRESS": str(tmp_path / "progress/7") if at == 0 else os.devnull}
+            command = [sys.executable, str(tmp_path / "job.py")]
+            ranks.append(subprocess.Popen(command, env={**os.environ, **job, **own, **report}))
+            flags = ("--sample", "1 s", "--node", f"z{at + 1}")
+            env = {**os.environ, "JOULERY_STATE": str(tmp_path / f"state{at}")}
+            agents.append(Daemon(tmp_path / "site.yaml", env, *flags, verb="agent"))
+        for agent in agents:
+            limit = agent.until(lambda entry: entry.get("kind") == "limit" and entry["ratio"] < 1)
+            assert (limit["job"], limit["work"]) == (7, "progress")
+        wait_until(
+            lambda: len({board["limit_mw"] for board in boards.boards} - {165_000}) == 1, "one limit on both boards"
+        )
+        agents[1].kill()
+        said = agents[0].until(lambda entry: "z2 does not answer" in str(entry.get("text")))
+        assert said["ratio"] == 1.0
+        wait_until(lambda: [board["limit_mw"] for board in boards.boards] == [165_000] * 2, "full power for both")
+        ranks[0].kill()
+        wait_until(lambda: not (tmp_path / "energy/limits/nodes/7.z1").exists(), "the end of the first node's note")
+        assert agents[0].stop() == 0, agents[0].errors
+    finally:
+        for process in (*ranks, *(agent.process for agent in agents)):
+            process.kill()
+            process.wait(30)
+
+
 def test_the_cpus_of_a_machine_are_limited_for_its_job_and_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ FOLDERS = {
     "src/joulery/policies/clocks": "one decision, two files",
     "src/joulery/policies/placement": "one folder an optimisation problem",
     "src/joulery/runtime": "one folder a live loop",
-    "src/joulery/runtime/leasing": "leases and the process that reverts them, two files",
+    "src/joulery/runtime/leasing": "leases and the process that reverts them",
     "src/joulery/sim": "one folder a simulated plant",
     "src/joulery/sim/clocks": "one study, two files",
     "src/joulery/ui": "one folder a face",

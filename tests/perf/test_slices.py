@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.app.planning.measurements import read_slice_table
 from joulery.domain.errors import ConfigError, DataError
@@ -114,3 +116,19 @@ def test_a_curve_that_cannot_be_meant_is_refused(batches, times):
 def test_power_that_cannot_be_meant_is_refused(idle_w, busy_w):
     with pytest.raises(ConfigError, match="more when busy than idle"):
         SlicedGpu(EMPTY, A100_80GB, idle_w, busy_w)
+
+
+def test_a_largest_batch_that_is_implausibly_fast_is_named():
+    """densenet169 on 3g of an A100-80GB: 128 requests in 88 ms after 64 in 75 ms, where 32 took 41 ms."""
+    lucky = BatchCurve(2, (16, 32, 64, 128), (0.0217, 0.0415, 0.0753, 0.0877))
+    assert lucky.implausible() == (128,)
+    assert BatchCurve(2, (16, 32, 64, 128, 256), (0.0217, 0.0415, 0.0753, 0.0877, 0.08)).implausible() == (256, 128)
+    table = SliceTable("mine", {("b", "3g"): (lucky,), ("a", "1g"): (lucky.without(128),)})
+    assert table.implausible == ("b on 3g, 2 processes, batch 128",)
+
+
+@given(st.floats(1e-3, 0.1), st.floats(1e-5, 0.01), st.integers(3, 9), st.lists(st.floats(-0.05, 0.05), min_size=9))
+def test_launches_and_kernels_with_errors_of_five_percent_are_plausible(launch_s, item_s, count, off):
+    batches = tuple(1 << power for power in range(count))
+    times = tuple(max(launch_s, item_s * n) * (1 + e) for n, e in zip(batches, off, strict=False))
+    assert BatchCurve(1, batches, times).implausible() == ()

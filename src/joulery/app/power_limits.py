@@ -17,9 +17,9 @@ from joulery.app.wiring.limited_devices import limited_cpus, limited_gpus
 from joulery.domain.cluster import Placement
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, PowerLimitTuner
+from joulery.runtime.leasing.job_limits import JobLimits, running_limits
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.schedule.power_limits import JobLimits, running_limits
-from joulery.store.jobs import JobLimitBook
+from joulery.store.jobs import JobLimitBook, NodeNotes
 from joulery.store.leases import LeaseBook
 
 
@@ -64,6 +64,8 @@ def job_limits(
         book,
         say,
         (lambda placement: (0,)) if cpus else (lambda placement: placement.gpus),
+        None if config.known is None or cpus else NodeNotes(Path(config.known) / "nodes"),
+        config.lease_s,
     )
     try:
         with running_limits(limits, stop, time.time, config.period_s):

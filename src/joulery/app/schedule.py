@@ -40,8 +40,7 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.ports import ClusterBackend
 from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
-from joulery.runtime.schedule.decisions import CLEANER
-from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line
+from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line, why_waits
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.loops import run_one_round, run_scheduler
 from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
@@ -333,21 +332,7 @@ def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) ->
     """Place in the ranking, from 1, and why a waiting job waits; None for other jobs and where nothing is decided."""
     if job.state is not JobState.WAITING:
         return {"rank": None, "waits_because": None}
-    rank = next((at for at, other in enumerate(line, 1) if other.id == job.id), None)
-    ahead = 0 if rank is None else sum(other.pool == job.pool for other in line[: rank - 1])
-    until_s, refused = state.refused.get(job.id, (-math.inf, ""))
-    if job.exempt or job.blocked:
-        reason: str | None = job.exempt or f"the cluster does not start it: {job.blocked}"
-    elif time.time() < until_s:
-        reason = refused
-    elif job.id in state.patient:
-        reason = CLEANER
-    elif rank is None:
-        reason = None
-    elif ahead:
-        reason = f"{ahead} job{'s' if ahead > 1 else ''} of its pool before it"
-    else:
-        reason = f"first in its pool, waits for {job.shape} free slot{'s' if job.shape > 1 else ''}"
+    rank, reason = why_waits(job, state, line, time.time())
     return {"rank": rank, "waits_because": reason}
 
 

@@ -280,6 +280,8 @@ class PlannedVariantConfig(Section):
     """Its name in the profiles of the fleet's GPUs."""
     accuracy_ratio: Ratio = Field(alias="accuracy")
     """Its quality, from your own evaluation or a citation, such as 76.1 %; joulery knows none."""
+    memory_bytes: Bytes | None = Field(alias="memory", default=None)
+    """GPU memory that one process of it takes; as the service says when left out."""
 
 
 class ServiceConfig(Section):

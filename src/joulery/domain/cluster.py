@@ -133,6 +133,8 @@ class Placement:
         gpus: Which boards are its own.
         nodes: On how many nodes it runs.
         kind: What names jobs alike: its owner and name; empty where unknown.
+        hosts: The nodes it runs on, its first one first; empty where unknown.
+        host: This node among them.
     """
 
     job: int
@@ -141,6 +143,8 @@ class Placement:
     gpus: tuple[int, ...] = ()
     nodes: int = 1
     kind: str = ""
+    hosts: tuple[str, ...] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

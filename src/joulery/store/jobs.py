@@ -11,7 +11,8 @@
     FOLDER/jobs/lock                 held while a process reads jobs and acts on them
 
 A job's number is the name of its folder, which only one submitter can make: submitting needs no lock.
-What power limits did to jobs of one kind is kept beside them, a file a kind (:class:`JobLimitBook`).
+What power limits did to jobs of one kind is kept beside them, a file a kind (:class:`JobLimitBook`), and the
+nodes of one job leave each other notes (:class:`NodeNotes`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,6 +32,8 @@ import orjson
 
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.store.files import disk_errors, read_json, write_atomically
+
+_LARGEST_NOTE_BYTES = 4096
 
 
 class JobBook:
@@ -153,3 +157,53 @@ class JobLimitBook:
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"{hashlib.blake2b(kind.encode(), digest_size=12).hexdigest()}.json"
+
+
+class NodeNotes:
+    """Notes that the nodes of a job leave each other on a shared disk: one small file for each job and node.
+
+    A note is overwritten in place and checked by its sum. A file that is replaced instead may stay the old one for as
+    long as a network file system remembers its folder, often a minute; a file that is opened again is read anew.
+
+    Args:
+        folder: Where; made with the first note.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, job: int, node: str, note: Mapping[str, Any]) -> bool:
+        """Overwrite this node's note on a job; False where the disk refuses."""
+        body = orjson.dumps(note)
+        content = body + b"\n%08x\n" % zlib.crc32(body)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._file(job, node), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(handle, content, 0)
+                os.ftruncate(handle, len(content))
+            finally:
+                os.close(handle)
+        except OSError:
+            return False
+        return True
+
+    def read(self, job: int, node: str) -> dict[str, Any] | None:
+        """A node's note on a job; None where there is none, or while it is being written."""
+        try:
+            with self._file(job, node).open("rb") as file:
+                body, _, rest = file.read(_LARGEST_NOTE_BYTES).partition(b"\n")
+            note = orjson.loads(body) if rest == b"%08x\n" % zlib.crc32(body) else None
+        except (OSError, orjson.JSONDecodeError):
+            return None
+        return note if isinstance(note, dict) else None
+
+    def remove(self, job: int, node: str) -> None:
+        """Remove this node's note on a job, if there is one."""
+        try:
+            self._file(job, node).unlink(missing_ok=True)
+        except OSError:  # it stays, and is not renewed: the others see that
+            return
+
+    def _file(self, job: int, node: str) -> Path:
+        return self._folder / f"{job}.{node.replace(os.sep, '_')}"

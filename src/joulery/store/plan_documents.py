@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from joulery.domain.gpu.language_plan import LanguagePlan, LanguageReplicas
+from joulery.domain.gpu.language_plan import LanguageCertificate, LanguagePlan, LanguageReplicas
 from joulery.domain.gpu.layout_plan import LayoutPlan
 from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
@@ -412,6 +412,19 @@ def _language_document(plan: LanguagePlan) -> dict[str, Any]:
         },
         "source": plan.source,
         "notes": list(plan.notes),
+        "certificate": None if plan.certificate is None else _language_certificate(plan.certificate),
+    }
+
+
+def _language_certificate(proof: LanguageCertificate) -> dict[str, Any]:
+    return {
+        "relaxed": proof.relaxed,
+        "demand_price": dict(proof.demand_price),
+        "pool_price": dict(proof.pool_price),
+        "rates_rps": dict(proof.rates_rps),
+        "available": dict(proof.available),
+        "columns": [each._asdict() for each in proof.columns],
+        "looser": [each._asdict() for each in proof.looser],
     }
 
 

@@ -145,6 +145,43 @@ def test_components_of_a_heterogeneous_job_are_one_job_named_by_the_first() -> N
     assert [slurm.jobs[n]["comment"] for n in (4, 5)] == ["first", "second"]
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_held_jobs_say_in_their_comment_why_they_wait_and_only_they_do(as_json: bool) -> None:
+    slurm = FakeSlurm(json=as_json)
+    for number in range(1, 41):
+        slurm.submit(number, comment="mine")
+    cluster = backend(slurm)
+    cluster.snapshot()
+    for number in range(1, 31):
+        cluster.apply(Hold(number))
+    texts = {number: f"rank {number}: {100 * 'long '}" for number in range(1, 51)}
+    for written in (16, 30, 30):
+        cluster.snapshot()
+        assert cluster.explain(texts) == ""
+        said = [number for number in slurm.jobs if "rank" in slurm.jobs[number]["admin_comment"]]
+        assert said == list(range(1, written + 1))
+    count = len(slurm.commands)
+    cluster.snapshot()
+    cluster.explain(texts)
+    assert not any("update" in words for words in slurm.commands[count:]), "what is there is not written again"
+    assert all(job.held_by_us for job in cluster.snapshot().jobs[:30]), "the mark is still one"
+    assert release_all(cluster) == list(range(1, 31))
+    assert {job["admin_comment"] for job in slurm.jobs.values()} == {""}
+    assert {job["comment"] for job in slurm.jobs.values()} == {"mine"}
+
+
+def test_without_the_right_to_admin_comment_this_is_said_once_and_the_owners_comment_is_left() -> None:
+    slurm = FakeSlurm(rights="operator")
+    slurm.submit(1, comment="mine")
+    cluster = backend(slurm)
+    cluster.snapshot()
+    cluster.apply(Hold(1))
+    cluster.snapshot()
+    assert "only an administrator" in cluster.explain({1: "rank 1"})
+    assert cluster.explain({1: "rank 1"}) == ""
+    assert slurm.jobs[1]["comment"] == "mine joulery:held"
+
+
 def test_an_operator_marks_jobs_behind_their_owners_words() -> None:
     slurm = FakeSlurm(rights="operator")
     for number, comment in ((1, "joulery:min=1,max=4"), (2, "")):

@@ -52,6 +52,17 @@ def test_nodes_that_share_a_machine_see_their_own(tmp_path: Path) -> None:
     assert [found.job for found in node_placements(tmp_path, node="g2")] == [8]
 
 
+def test_a_job_on_several_nodes_knows_them_where_slurm_names_them_all(tmp_path: Path) -> None:
+    many = {"SLURM_JOB_NUM_NODES": "3", "SLURMD_NODENAME": "g2"}
+    process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="g[1-2],h7", **many)
+    process(tmp_path, 20, 1, SLURM_JOB_ID="8", SLURM_JOB_NODELIST="g[1-2]", **many)
+    process(tmp_path, 30, 1, SLURM_JOB_ID="9", SLURM_JOB_NODELIST="h[1-3]", **many)
+    process(tmp_path, 40, 1, SLURM_JOB_ID="11", SLURM_JOB_NODELIST="g2", SLURMD_NODENAME="g2")
+
+    found = [(one.nodes, one.hosts, one.host) for one in node_placements(tmp_path)]
+    assert found == [(3, ("g1", "g2", "h7"), "g2"), (3, (), ""), (3, (), ""), (1, (), "")]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("0", (0,)), ("0,2-3\n", (0, 2, 3)), ("", ()), ("GPU-3f2a", ()), (" 1 , 0", (0, 1))]
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -199,7 +200,7 @@ def test_several_forward_threads_keep_their_names(recorded) -> None:
     assert roots == {"TinyBert", "TinyBert#2", "TinyBert#3"}
 
 
-def test_a_compiled_module_is_a_composite_leaf(recorded) -> None:
+def test_operations_of_a_module_compiled_without_kernels_stand_below_its_region(recorded) -> None:
     class Outer(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -221,7 +222,64 @@ def test_a_compiled_module_is_a_composite_leaf(recorded) -> None:
     composites = {name.rpartition("/")[2].partition(":")[0] for name in session.trace.composite}
     assert composites == {"Torch-Compiled Region", "CompiledFunctionBackward"}
     assert all(name.startswith("Outer/inner/") for name in session.trace.composite)
-    assert products(session) == {("addmm", "forward"): 2, ("mm", "backward"): 4}, "those of the head alone"
+    regions = {op.split("/")[2] for op in session.trace.ops if op.startswith("Outer/inner/") and op.endswith("mm")}
+    assert {region.partition(":")[0] for region in regions} == composites, "no module is known, but the operations are"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: torch.compile needs g++")
+def test_the_modules_of_a_compiled_model_are_named_compiled_anew_or_from_the_cache(
+    recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+    class Body(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.relu(layer(x))
+            return x
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.compile(Body()), torch.nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.body(x))
+
+    def run() -> TracedSession:
+        torch._dynamo.reset()
+        model = Outer()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def work() -> None:
+            for _ in range(6):
+                model(torch.ones(4, 8)).sum().backward()
+                optimizer.step()
+
+        (session,), notes = recorded(work, Steps(2, 1, 2, 1))
+        assert notes == []
+        return session
+
+    from torch._dynamo.utils import counters
+
+    for attempt in ("anew", "from the cache"):
+        counters.clear()
+        trace = run().trace
+        hits = sum(count for name, count in counters["inductor"].items() if name == "fxgraph_cache_hit")
+        assert bool(hits) == (attempt == "from the cache")
+        named = Counter(
+            (trace.ops[op], trace.phases[phase])
+            for op, phase in zip(trace.op.tolist(), trace.phase.tolist(), strict=True)
+        )
+        for layer in ("Outer/body/layers_0", "Outer/body/layers_1"):
+            assert named[f"{layer}/addmm", "forward"] == 2, attempt
+            assert sum(count for (op, phase), count in named.items() if op.startswith(f"{layer}/mm")) >= 2, attempt
+        assert any("cpp_fused" in op and op.startswith("Outer/body/") for op, _ in named), attempt
+        assert all(op.count("/") == 2 for op in trace.composite), "what is left to the region is its own overhead"
 
 
 def test_modules_of_loss_functions_lambdas_and_late_comers(recorded) -> None:
@@ -347,6 +405,24 @@ def test_an_unchanged_program_is_recorded_through_its_environment(tmp_path: Path
     assert notes == [] and session.steps == 2 and "Sequential/0/addmm" in session.trace.ops
     marks = [json.loads(line) for line in next(folder.glob("*.marks")).read_text().splitlines()]
     assert marks[-1]["kind"] == "end" and marks[-1]["cycles"] == 1
+
+
+def test_a_program_whose_environment_has_no_joulery_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'joulery':\n"
+        "            raise ModuleNotFoundError('No module named joulery', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n" + PROGRAM
+    )
+    environment = TorchTracer().environment(str(tmp_path), Steps(1, 1, 2, 1), {})
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py")], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (session,), notes = TorchTracer().recorded(str(tmp_path), None)
+    assert notes == [] and session.steps == 2
 
 
 def steps_of(sessions: list[TracedSession]) -> list[tuple[str, int]]:

@@ -117,9 +117,14 @@ def test_another_site_is_refused_by_what_changed(kept, tmp_path):
     other.write_text(kept[0].read_text().replace("price: 3.06 USD/h", "price: 4 USD/h"))
     with pytest.raises(DataError, match="V100 changed"):
         look_up(load(str(other)), file, 0.5, 1.0)
-    other.write_text(kept[0].read_text().replace("margin: 5 %", "margin: 6 %"))
-    with pytest.raises(DataError, match="the rules of the plan changed"):
-        look_up(load(str(other)), file, 0.5, 1.0)
+    for more in ("memory: 1 GB", "minimum_replicas: 2", "spot: true"):
+        other.write_text(kept[0].read_text().replace("rate: 100 /s", f"rate: 100 /s, {more}"))
+        with pytest.raises(DataError, match="video"):
+            look_up(load(str(other)), file, 0.5, 1.0)
+    for rule in ("margin: 6 %", "margin: 5 %, failure_domain: gpu", "margin: 5 %, balancer: random"):
+        other.write_text(kept[0].read_text().replace("margin: 5 %", rule))
+        with pytest.raises(DataError, match="the rules of the plan changed"):
+            look_up(load(str(other)), file, 0.5, 1.0)
 
 
 def test_a_load_above_all_of_them_says_the_highest(kept):

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from joulery.app.planning.plans import plan_site
-from joulery.app.planning.preset import beyond_joint, chosen_preset
+from joulery.app.planning.preset import chosen_preset
 from joulery.config import load
 from joulery.ui.cli import plan as plan_command
 
@@ -36,6 +36,16 @@ def site_file(folder, plan="", gpu="", service=""):
         ({"plan": ", power_cap: 500 W"}, "plan.power_cap is stated"),
         ({"gpu": ", host: 60 W"}, "states host watts"),
         ({"plan": ", preset: joint"}, ""),
+        *(
+            ({"plan": f", objective: energy{plan}", "service": service}, "plan.objective is energy")
+            for plan, service in (
+                (", failure_domain: gpu", ""),
+                (", balancer: random", ""),
+                ("", ", memory: 1 GB"),
+                ("", ", spot: true"),
+                ("", ", minimum_replicas: 2"),
+            )
+        ),
     ],
 )
 def test_what_joint_alone_reads_asks_for_it(tmp_path, stated, why):
@@ -51,19 +61,12 @@ def test_what_joint_alone_reads_asks_for_it(tmp_path, stated, why):
         {"plan": ", objective: cost"},
         {"plan": ", objective: cost", "gpu": ", host: 60 W"},
         {"plan": ", preset: best, objective: energy, power_cap: 500 W", "gpu": ", host: 60 W"},
-        {"plan": ", objective: energy, failure_domain: gpu"},
-        {"plan": ", objective: energy, balancer: random"},
-        {"plan": ", objective: energy", "service": ", memory: 1 GB"},
-        {"plan": ", objective: energy", "service": ", spot: true"},
-        {"plan": ", objective: energy", "service": ", minimum_replicas: 2"},
+        {"plan": ", failure_domain: gpu, balancer: random", "service": ", memory: 1 GB, minimum_replicas: 2"},
     ],
 )
 def test_every_other_site_is_planned_as_ever(tmp_path, stated):
     site = load(site_file(tmp_path, **stated))
     assert chosen_preset(site) == ("best", "")
-    assert bool(beyond_joint(site)) == any(
-        key in str(stated) for key in ("failure", "balancer", "memory", "spot", "minimum_replicas")
-    )
 
 
 def test_variants_and_slices_ask_for_joint_whatever_the_objective(tmp_path):

@@ -43,7 +43,19 @@ def test_a_service_that_may_be_on_spot_takes_it_where_that_is_cheaper(tmp_path):
     assert all(gpu.usd_per_hour == {"V100": 3.06, "V100-spot": 0.92}[gpu.type] for gpu in plan.gpus)
 
 
-@pytest.mark.parametrize("preset", ["best", "igniter", "ffd"])
+def test_a_joint_plan_takes_spot_gpus_for_the_services_that_may_be_on_them(tmp_path):
+    text = SITE.format(spot=", spot: true", gpu="").replace("400 /s", "4000 /s").replace("300 /s", "900 /s")
+    text = text.replace("plan: {", "plan: {objective: weights, weights: {cost: 1, energy: 0.1}, judge: false, ")
+    (tmp_path / "prices.csv").write_text(PRICES)
+    (tmp_path / "site.yaml").write_text(text)
+    made = plan_site(load(tmp_path / "site.yaml"))
+    assert made.plan.policy == "joint", "the objective asks for it"
+    where = {name: {g.type for g in made.plan.gpus for e in g.instances if e.workload == name} for name in "AB"}
+    assert where["A"] == {"V100"} and "V100-spot" in where["B"]
+    assert made.plan.certificate.bound <= made.plan.certificate.value
+
+
+@pytest.mark.parametrize("preset", ["best", "igniter", "ffd", "joint"])
 def test_without_an_on_demand_price_a_service_that_may_not_be_on_spot_is_infeasible(tmp_path, preset):
     with pytest.raises(InfeasibleError) as caught:
         plan_site(site(tmp_path, "gpu,market,usd_per_hour\nV100,spot,0.92\n"), PlanOptions(preset))
@@ -83,4 +95,4 @@ def test_a_gpu_without_any_price_is_pointed_at(tmp_path):
     assert caught.value.pointer == "fleet.gpus.0"
     made = site(tmp_path, "gpu,market,usd_per_hour\nV100,spot,1\n")
     with pytest.raises(ConfigError, match="no price of V100"):
-        plan_site(made, PlanOptions("joint"))
+        plan_site(made, PlanOptions("columns"))

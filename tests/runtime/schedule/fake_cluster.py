@@ -56,7 +56,10 @@ class FakeCluster:
     """Nodes that a job can really run on, where a snapshot does not show it."""
     reserved_s: tuple[float, float] = (0.0, 0.0)
     """No job starts between these times since the beginning: a reservation for maintenance."""
+    pass_s: float = 0.0
+    """Time between two scheduling passes; one whenever time passes when 0."""
     now_s: float = 0.0
+    passed_s: float = 0.0
     ranks: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     last_number: int = 1000
@@ -181,7 +184,9 @@ class FakeCluster:
                 job = self.jobs[number]
                 self.jobs[number] = replace(job, state=JobState.WAITING, slots=0, nodes=(), restarts=job.restarts + 1)
         running = [number for number, job in sorted(self.jobs.items()) if job.state is JobState.RUNNING]
-        self._pass()
+        if self.now_s - self.passed_s >= self.pass_s:
+            self._pass()
+            self.passed_s = self.now_s
         for number in running:
             job = self.jobs[number]
             if job.state is JobState.RUNNING:

@@ -465,6 +465,34 @@ def test_a_job_that_runs_before_anybody_decided_keeps_its_slots(world) -> None:
     assert world.scheduler.state.target[2] == 2 and world.cluster.running() == {1: 1, 2: 2}
 
 
+class ExplainingCluster(FakeCluster):
+    """Shows texts of held jobs, and complains once."""
+
+    texts: Mapping[int, str] = {}
+    complaints = 1
+
+    def explain(self, texts: Mapping[int, str]) -> str:
+        if self.away:
+            raise CapabilityError("the controller does not answer")
+        self.texts, self.complaints = texts, self.complaints - 1
+        return "no right" if self.complaints == 0 else ""
+
+
+def test_the_cluster_shows_why_held_jobs_wait(world) -> None:
+    w = world(ExplainingCluster(slots=1, rate=0.001), quantum_s=60.0)
+    for number in (1, 2, 3):
+        w.cluster.submit(number, limit_s=600.0, start_s=T0_S)
+    w.run(3)
+    assert w.cluster.texts[3].startswith("rank 2 of 2: 1 job of its pool before it, expected start 2023-")
+    w.cluster.submit(4)
+    w.run(3)
+    assert w.cluster.texts[4].startswith("rank 3 of 3: 2 jobs"), "a job held between rounds, too"
+    assert [fields["text"] for fields in w.said("note")] == ["no right"]
+    w.cluster.away = True
+    w.run(3)
+    assert "controller" in w.said("unreachable")[0]["text"]
+
+
 def test_only_those_that_wait_are_ranked(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.001))
     for number in (1, 2):
@@ -739,6 +767,35 @@ def test_a_released_job_that_the_cluster_passes_over_gives_its_slots_back_at_onc
     assert "passed over" in note["text"], "long before the 60 s that a verdict may take"
 
 
+def test_a_job_that_lets_those_before_it_go_first_is_not_passed_over(world) -> None:
+    """Two jobs wait for one slot that comes free; the cluster takes its time, and starts the first one on it."""
+    world = world(FakeCluster(slots=2, rate=0.0005, stop_s=5.0, pass_s=4.0), quantum_s=40.0)
+    for number in (1, 2):
+        world.cluster.submit(number)
+    world.run(100)
+    for number in (3, 4):
+        world.cluster.submit(number, most=2, owner="bob")
+    world.run(200)
+
+    assert world.cluster.running() == {3: 1, 4: 1}, "neither the slot of one nor that of the other went elsewhere"
+    assert [fields["text"] for fields in world.said("note")] == []
+    stops = [(fields["job"], fields["reason"]) for fields in world.said("action") if fields["do"] == "stop"]
+    assert stops == [(2, "its 1 slots go to job 3"), (1, "its 1 slots go to job 4")]
+
+
+def test_slots_that_take_long_to_come_free_are_kept_for_the_job_they_are_freed_for(world) -> None:
+    """The stopped job uses its grace of 70 s; that its successor was released before counts for nothing."""
+    world = world(FakeCluster(slots=1, rate=0.0005, stop_s=70.0, pass_s=3.0), quantum_s=200.0)
+    world.cluster.submit(1)
+    world.run(300)
+    world.cluster.submit(2, most=2, owner="bob")
+    world.run(400)
+
+    assert [fields["job"] for fields in world.said("action") if fields["do"] == "stop"] == [1]
+    assert world.cluster.running() == {2: 1}
+    assert [fields["text"] for fields in world.said("note")] == []
+
+
 def test_without_rights_there_is_one_error_and_a_pause(world) -> None:
     world = world(FakeCluster(slots=1, rate=0.001))
     for number in (1, 2, 3):
@@ -808,7 +865,7 @@ def test_the_clusters_priority_is_read_each_round_and_of_held_jobs_from_their_li
     world.cluster.submit(5, owner="bob", priority=7000.0)
     world.run(65)
 
-    ranked = [a for a in world.cluster.actions if isinstance(a, Order)][-1].jobs
+    ranked = [fields["jobs"] for fields in world.said("action") if fields["reason"] == "the ranking of this round"][-1]
     assert set(ranked[:2]) == {4, 5}, "bob's fairshare rose: his held job goes first, too"
     world.crash()
     assert world.scheduler.state.priority[4] == 7000.0

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from joulery.adapters.clusters.progress import Progress
@@ -62,6 +63,9 @@ _RANKED_ALONE = 16
 """So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
 every change is a call, and of those that wait only the first few start before the next round."""
 _RANKED_AT_ONCE = 512
+_EXPLAINED_AT_ONCE = 16
+_EXPLAINED_CHARACTERS = 240
+"""Less than what is read of AdminComment."""
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
 
@@ -99,7 +103,7 @@ class SlurmBackend:
         self._json: bool | None = None
         self._gpus_per_node = 1
         self._seen: dict[int, list[SlurmRecord]] = {}
-        self._marks_by_comment, self._operator = False, True
+        self._marks_by_comment, self._operator, self._unexplained = False, True, False
         self._tracks_memory: bool | None = None
 
     def snapshot(self) -> ClusterSnapshot:
@@ -174,6 +178,29 @@ class SlurmBackend:
             return "held"
         self._change("requeue", job=job)
         return "SIGTERM, KillWait, and back in the queue, held"
+
+    def explain(self, texts: Mapping[int, str]) -> str:
+        """Write why they wait behind the marks of held jobs, in AdminComment; a few a call, those that changed.
+
+        The texts go with the marks. Where a user may not write AdminComment the marks are in Comment, which is the
+        owner's: nothing is written there.
+
+        Args:
+            texts: By job.
+
+        Returns:
+            Why nothing can be written, once; else empty.
+        """
+        held = [(self._seen[job][0], text) for job, text in texts.items() if job in self._seen]
+        marked = ((record, f"{HELD_TAG} {text}") for record, text in held if HELD_TAG in record.admin_comment)
+        wanted = ((record, text[:_EXPLAINED_CHARACTERS].rstrip()) for record, text in marked)
+        for record, text in islice((one for one in wanted if one[0].admin_comment != one[1]), _EXPLAINED_AT_ONCE):
+            done = self._run(command("mark", job=record.address, text=text))
+            raise_if_away(done)
+        if self._marks_by_comment and not self._unexplained:
+            self._unexplained = True
+            return "only an administrator may write AdminComment: joulery jobs alone says why held jobs wait"
+        return ""
 
     def close(self) -> None:
         """Let go of the service, where there is one."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from joulery.adapters.clusters.slurm_records import expand_hosts
 from joulery.domain.cluster import Placement
 
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
@@ -55,6 +56,7 @@ def node_placements(
                 gpus,
                 int(nodes) if nodes.isdigit() else 1,
                 f"{user}/{name}" if name else "",
+                *_hosts(started, nodes),
             )
         )
     return tuple(found)
@@ -64,6 +66,12 @@ def job_of(pid: int, proc: Path = Path("/proc"), cluster: str = "") -> int:
     """The job of a living process; 0 where it has none, or one of another cluster than ``cluster``."""
     variables = _environment(proc / str(pid))
     return _job(proc / str(pid), variables) if _ours(variables, "", cluster) else 0
+
+
+def _hosts(variables: Mapping[str, str], nodes: str) -> tuple[tuple[str, ...], str]:
+    """The nodes of a job on several and this one among them; empty where Slurm does not name them all."""
+    hosts, host = expand_hosts(variables.get("SLURM_JOB_NODELIST", "")), variables.get("SLURMD_NODENAME", "")
+    return (hosts, host) if nodes != "1" and str(len(hosts)) == nodes and host in hosts else ((), "")
 
 
 def _ours(variables: Mapping[str, str], node: str, cluster: str) -> bool:

@@ -25,7 +25,7 @@ COMMENT_TAG = "joulery:held"
 COLUMNS: tuple[tuple[str, int], ...] = (
     ("jobid", 24), ("jobarrayid", 32), ("hetjobid", 24), ("statecompact", 12), ("username", 40), ("partition", 40),
     ("name", 128), ("submittime", 24), ("numnodes", 12), ("numcpus", 12), ("numtasks", 12), ("tres-per-node", 96),
-    ("tres-per-job", 96), ("tres-per-task", 96), ("reason", 64), ("comment", 1024), ("admin_comment", 64),
+    ("tres-per-job", 96), ("tres-per-task", 96), ("reason", 64), ("comment", 1024), ("admin_comment", 256),
     ("batchflag", 12), ("requeue", 12), ("restartcnt", 12), ("prioritylong", 16),
 )  # fmt: skip
 """Columns of the text form, with their widths."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from joulery.adapters.tracers.kineto.compiled import read_compiled
 from joulery.adapters.tracers.kineto.names import name_events
 from joulery.adapters.tracers.kineto.reader import EventKind, read_columns
 from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
@@ -25,4 +26,5 @@ def _read(file: Path, calls: bool) -> tuple[EventTrace, IntArray]:
     columns = read_columns(file)
     named = [number for number, name in enumerate(columns.names) if name == CLOCK_RANGE]
     rows = (columns.kind == EventKind.RANGE) & np.isin(columns.name, named)
-    return name_events(columns, calls=calls), columns.start_ns[rows]
+    compiled = read_compiled(file.with_name(f"{file.stem.rpartition('-')[0]}.compiled"))
+    return name_events(columns, calls=calls, compiled=compiled), columns.start_ns[rows]

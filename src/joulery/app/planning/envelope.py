@@ -18,7 +18,7 @@ from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope
 from joulery.policies.placement.joint.plan import quality_of_fleet
-from joulery.policies.placement.joint.problem import JointRequest
+from joulery.policies.placement.joint.problem import JointRequest, JointService
 
 LIMIT_S = 600.0
 """CPU time that an envelope may take where no limit is given."""
@@ -145,14 +145,33 @@ def _words(request: JointRequest) -> str:
         ]
         + [each.workload.rate_rps, each.workload.slo.latency_s, each.workload.slo.quantile]
         + [each.workload.arrivals.scv, each.floor_ratio]
+        + _limits(each)
         for each in request.services
     }
+    limited = any(_limits(each) for each in request.services)
     types = {
         each.gpu_type.name: [each.gpu_type.usd_per_hour, each.gpu_type.available, each.host_w, list(each.clocks_mhz)]
+        + ([each.gpu_type.memory_bytes] if limited else [])
         for each in request.fleet
     }
-    rules = [request.rules.margin_ratio, request.rules.max_batch, request.rules.max_replicas, request.power_cap_w]
+    known = request.rules
+    rules: list[object] = [known.margin_ratio, known.max_batch, known.max_replicas, request.power_cap_w]
+    # Rules that stand at their defaults are left out, as in files of versions that did not plan by them.
+    rules += [
+        f"{name} {value}"
+        for name, value in (("domain", known.domain), ("balancer", known.balancer))
+        if value not in ("none", "turns")
+    ]
     return json.dumps({"services": services, "types": types, "rules": rules}, sort_keys=True)
+
+
+def _limits(service: JointService) -> list[object]:
+    """Memory, replicas and market of a service; nothing where it states none of them."""
+    workload = service.workload
+    memory = [service.answered_by(at).memory_bytes for at in range(len(service.variants))]
+    if workload.replicas_min == 1 and not workload.spot and all(each is None for each in memory):
+        return []
+    return [memory, workload.replicas_min, workload.spot]
 
 
 def _check_site(file: Path, was: str, now: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from joulery.app.planning.measurements import sliced_gpu_of, uncut_profile
-from joulery.app.planning.prices import priced
-from joulery.app.planning.shares import error_margin, gpu_type_of, workload_of
+from joulery.app.planning.prices import priced_with_spot
+from joulery.app.planning.shares import board_memory, error_margin, gpu_type_of, rules_of, workload_of
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
@@ -20,12 +20,12 @@ from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
-from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Accounting, Rules
+from joulery.policies.placement.provisioning.rules import Balancer
 from joulery.sim.placement.plan_judge import PlanVerdict, judge_layouts, judge_plan
 
 KNOBS = "knobs"
@@ -88,7 +88,8 @@ def plan_joint_site(
     if running is not None:
         followed = replan(request, running, max_moves)
         workloads = [each.workload for each in request.services]
-        seen = None if truths is None else judge_plan(followed.plan.gpus, workloads, truths)
+        dealt = request.rules.balancer
+        seen = None if truths is None else judge_plan(followed.plan.gpus, workloads, truths, balancer=dealt)
         beside = (*others, followed.plan) if others else ()
         return JointSitePlan(followed.plan, beside, request.rules.margin_ratio, seen, {}, followed.moves)
     plan, request, verdict = _judged(request, truths, others)
@@ -104,20 +105,20 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         ConfigError: A service or a GPU type says too little.
         DataError: A profile file cannot be used.
     """
-    site = priced(site)
+    site, spot = priced_with_spot(site)
     if not site.services or not site.fleet.gpus:
         missing = "services" if not site.services else "fleet.gpus"
         raise ConfigError("there is nothing to plan", pointer=missing, expected="at least one service and GPU type")
     plan = site.plan
     services = tuple(_service(site, index, each) for index, each in enumerate(site.services))
-    types = [_gpu_type(index, gpu) for index, gpu in enumerate(site.fleet.gpus)]
-    workloads = [replace(s.workload, model=v.model) for s in services for v in s.variants]
+    types = [replace(_gpu_type(index, gpu), spot=gpu.name in spot) for index, gpu in enumerate(site.fleet.gpus)]
+    workloads = [each.answered_by(at) for each in services for at in range(len(each.variants))]
     margin = error_margin(workloads, types) if plan.margin_ratio is None else plan.margin_ratio
     fleet = tuple(
         JointFleet(kind, clocks_mhz(kind.profile, gpu.clocks), gpu.host_w, sliced_gpu_of(index, gpu))
         for index, (kind, gpu) in enumerate(zip(types, site.fleet.gpus, strict=True))
     )
-    rules = Rules(Accounting(plan.accounting), plan.max_batch, plan.replicas, margin, plan.noise_cv)
+    rules = rules_of(site, types, margin)
     return JointRequest(services, fleet, rules, _objective(site, objective, g_per_kwh), plan.power_cap_w)
 
 
@@ -125,15 +126,18 @@ def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
     """The GPU type, with coefficients of shares unless only slices of it were measured."""
     if gpu.measurements is None or gpu.profile is not None or gpu.profile_file is not None:
         return gpu_type_of(index, gpu)
-    return GpuType(gpu.name, uncut_profile(index, gpu), gpu.price_usd_per_hour, gpu.available)
+    profile = uncut_profile(index, gpu)
+    memory = board_memory(gpu, profile)
+    return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, memory, gpu.per_host)
 
 
 def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
     if config.variants:
-        known = [Variant(each.model, each.accuracy_ratio) for each in config.variants]
+        known = [Variant(each.model, each.accuracy_ratio, each.memory_bytes) for each in config.variants]
         workload = workload_of(site, index, config.model_copy(update={"model": known[0].model}))
     elif config.family_config is not None and config.model is None:
-        known = [Variant(each.name, each.accuracy_ratio) for each in config.family.variants]
+        stated = config.memory_bytes
+        known = [Variant(v.name, v.accuracy_ratio, stated or v.memory_bytes or None) for v in config.family.variants]
         workload = workload_of(site, index, config.model_copy(update={"model": known[0].model}))
     else:
         workload = workload_of(site, index, config)
@@ -180,7 +184,7 @@ def _others(request: JointRequest, names: Sequence[str]) -> tuple[ProvisionPlan,
                 pointer="--compare",
                 hint=f"compare with {KNOBS}, or list one variant a service",
             )
-        workloads = [each.workload for each in request.services]
+        workloads = [each.answered_by(0) for each in request.services]
         made = provision(name, workloads, [each.gpu_type for each in request.fleet], request.rules)
         found.append(with_power(request, made))
     return tuple(found)
@@ -195,7 +199,7 @@ def _judged(
         return plan, request, None
     workloads = [each.workload for each in request.services]
     sliced = {each.gpu_type.name: each.sliced for each in request.fleet if each.sliced is not None}
-    verdict = _verdict(plan, workloads, truths, sliced)
+    verdict = _verdict(plan, workloads, truths, sliced, request.rules.balancer)
     for _ in range(_CUTS):
         if not verdict.violated:
             break
@@ -205,7 +209,7 @@ def _judged(
         except InfeasibleError:
             break
         plan, request = again, replace(request, services=stricter)
-        verdict = _verdict(plan, workloads, truths, sliced)
+        verdict = _verdict(plan, workloads, truths, sliced, request.rules.balancer)
     return plan, request, verdict
 
 
@@ -214,11 +218,12 @@ def _verdict(
     workloads: Sequence[Workload],
     truths: Mapping[str, InterferenceProfile],
     sliced: Mapping[str, SlicedGpu],
+    balancer: Balancer,
 ) -> PlanVerdict:
     """What a simulation sees of a plan; GPUs that are alike once, where services were planned as one kind."""
     if plan.certificate is not None and plan.certificate.alike and not any(gpu.sliced for gpu in plan.gpus):
-        return judge_layouts(plan.gpus, workloads, truths)
-    return judge_plan(plan.gpus, workloads, truths, sliced=sliced)
+        return judge_layouts(plan.gpus, workloads, truths, balancer=balancer)
+    return judge_plan(plan.gpus, workloads, truths, sliced=sliced, balancer=balancer)
 
 
 def _stricter(request: JointRequest, plan: ProvisionPlan, verdict: PlanVerdict) -> tuple[JointService, ...]:
@@ -246,6 +251,6 @@ def _truths(site: Site) -> dict[str, InterferenceProfile]:
         ConfigError: The catalog has no such truth, or it lacks a model.
     """
     found = {}
-    for index, gpu in enumerate(site.fleet.gpus):
+    for index, gpu in enumerate(priced_with_spot(site)[0].fleet.gpus):
         found[gpu.name] = _gpu_type(index, gpu).profile if gpu.truth is None else catalog.profile(gpu.truth)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.config.plan import GpuConfig
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import MigMenu
@@ -64,7 +65,7 @@ def uncut_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
 
 def _facts(pointer: str, gpu: GpuConfig) -> GpuTypeFacts:
     try:
-        return gpu_facts(gpu.name)
+        return gpu_facts(gpu.name.removesuffix(SPOT_SUFFIX))
     except ConfigError as error:
         raise ConfigError(
             error.message, pointer=f"{pointer}.name", got=error.got, expected=error.expected, hint=error.hint
@@ -98,14 +99,14 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
         if batch in curve:
             raise row.wrong("the same model, slice, processes and batch stand twice", hint="keep one of them")
         curve[batch] = batch / value if timed == _THROUGHPUT else value
-    curves = {
+    measured = {
         key: tuple(
             BatchCurve(processes, tuple(sorted(times)), tuple(times[batch] for batch in sorted(times)))
             for processes, times in sorted(some.items())
         )
         for key, some in found.items()
     }
-    return SliceTable(file.name, curves)
+    return SliceTable(file.name, measured)
 
 
 def _model(row: CsvRow) -> str:

@@ -43,27 +43,10 @@ def chosen_preset(
         return ChosenPreset(LANGUAGE_PRESET)
     if "preset" in site.plan.model_fields_set or site.plan.pipelines is not None:
         return ChosenPreset(site.plan.preset)
-    why = "" if shares or beyond_joint(site) else _wanted(site, objective)
+    why = "" if shares else _wanted(site, objective)
     if not why:
         return ChosenPreset(site.plan.preset)
     return ChosenPreset(JOINT_PRESET, f"preset joint, because {why}; --preset best for fewest GPUs")
-
-
-def beyond_joint(site: Site) -> str:
-    """What the site asks for that preset joint does not look at; empty for nothing."""
-    if site.plan.failure_domain != "none":
-        return "plan.failure_domain"
-    if site.plan.balancer != "turns":
-        return "plan.balancer"
-    for index, service in enumerate(site.services):
-        for key, stated in (
-            ("memory", service.memory_bytes is not None),
-            ("spot", service.spot),
-            ("minimum_replicas", service.minimum_replicas > 1),
-        ):
-            if stated:
-                return f"services.{index}.{key}"
-    return ""
 
 
 def _wanted(site: Site, objective: str | None) -> str:

@@ -46,7 +46,8 @@ def priced_with_spot(site: Site) -> tuple[Site, frozenset[str]]:
             gpus.append(_at(index, gpu, known.get((gpu.name, ON_DEMAND))))
         if cheap is not None:
             name = gpu.name + SPOT_SUFFIX
-            profile = gpu.profile if gpu.profile_file is not None else gpu.profile or gpu.name.lower()
+            known_by_name = gpu.profile_file is None and gpu.measurements is None
+            profile = gpu.profile or gpu.name.lower() if known_by_name else gpu.profile
             gpus.append(gpu.model_copy(update={"name": name, "usd_per_hour": cheap, "profile": profile}))
             spot.add(name)
     return _with(site, tuple(gpus)), frozenset(spot)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from joulery.app.planning.prices import priced_with_spot
+from joulery.app.planning.prices import SPOT_SUFFIX, priced_with_spot
 from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
@@ -69,17 +69,28 @@ def share_request(site: Site) -> ShareRequest:
     types = tuple(replace(gpu_type_of(index, gpu), spot=gpu.name in spot) for index, gpu in enumerate(site.fleet.gpus))
     error = error_margin(workloads, types, stated=plan.margin_ratio is not None)
     margin = error if plan.margin_ratio is None else plan.margin_ratio
-    rules = Rules(
+    return ShareRequest(workloads, types, rules_of(site, types, margin), plan.preset, error)
+
+
+def rules_of(site: Site, types: Sequence[GpuType], margin_ratio: float) -> Rules:
+    """What a plan of a site has to keep, and what it may choose.
+
+    Args:
+        site: The site.
+        types: Its GPU types.
+        margin_ratio: The margin; published errors count beside it where the site states none.
+    """
+    plan = site.plan
+    return Rules(
         Accounting(plan.accounting),
         plan.max_batch,
         plan.replicas,
-        margin,
+        margin_ratio,
         plan.noise_cv,
         Balancer(plan.balancer),
         FailureDomain(plan.failure_domain),
         {} if plan.margin_ratio is not None else published_margins(types),
     )
-    return ShareRequest(workloads, types, rules, plan.preset, error)
 
 
 def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType], *, stated: bool = False) -> float:
@@ -222,14 +233,14 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
             raise ConfigError(
                 error.message, pointer=f"{pointer}.profile", got=error.got, expected=error.expected, hint=error.hint
             ) from None
-    return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, _board_memory(gpu, profile), gpu.per_host)
+    return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, board_memory(gpu, profile), gpu.per_host)
 
 
-def _board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
+def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
     """Memory of a board as stated, or as the catalog of GPU types knows it; None where neither does."""
     if gpu.memory_bytes is not None:
         return gpu.memory_bytes
-    for name in (gpu.name, profile.gpu.name.partition(" ")[0]):
+    for name in (gpu.name.removesuffix(SPOT_SUFFIX), profile.gpu.name.partition(" ")[0]):
         with suppress(ConfigError):
             return gpu_facts(name).memory_bytes
     return None

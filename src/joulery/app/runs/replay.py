@@ -15,7 +15,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
 from joulery.policies.clocks.service_limit import ServiceLimitTuner, ServingDeviceView
 from joulery.policies.language_family import FamilySeen, LanguageFamilyPolicy
-from joulery.policies.placement.joint.drift import DriftObservation, PlanDrift
+from joulery.policies.placement.joint.following.drift import DriftObservation, PlanDrift
 from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy

@@ -23,7 +23,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.placement.joint.day import PlanGain, gain_of
-from joulery.policies.placement.joint.drift import (
+from joulery.policies.placement.joint.following.drift import (
     CORRECT_PREDICTOR,
     KEEP_PLAN,
     REPLAN,
@@ -33,7 +33,7 @@ from joulery.policies.placement.joint.drift import (
     ServiceReading,
     WattPrice,
 )
-from joulery.policies.placement.joint.warm import replan
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession

@@ -9,7 +9,7 @@ from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
 from joulery.policies.language_family import SET_SHARES
-from joulery.policies.placement.joint.drift import PlanDrift
+from joulery.policies.placement.joint.following.drift import PlanDrift
 from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
 from joulery.policies.serving.trial_search import TrialSearch

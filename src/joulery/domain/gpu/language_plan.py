@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -201,6 +202,72 @@ class LanguageBound(NamedTuple):
     gap_ratio: float
 
 
+class LanguageColumn(NamedTuple):
+    """A replica that could be planned, as a line below its objective.
+
+    Attributes:
+        service, model, precision, gpu, gpus, max_num_seqs: What it is.
+        rate_rps: Greatest rate of it within the SLOs.
+        fixed: Objective of one that stands.
+        per_rps: Objective of a request a second.
+    """
+
+    service: str
+    model: str
+    precision: str
+    gpu: str
+    gpus: int
+    max_num_seqs: int
+    rate_rps: float
+    fixed: float
+    per_rps: float
+
+
+class LooserLimit(NamedTuple):
+    """What a looser SLO or quality would save, in fractions of replicas.
+
+    Attributes:
+        service: Whose.
+        what: ``ttft``, ``itl``, ``answer`` (s) or ``quality`` (ratio).
+        now, then: The limit as it is, and the looser one.
+        saves: Objective, at least, by the prices; by the candidates that come nearest to being chosen.
+        model: For quality: the variant that it would let answer.
+    """
+
+    service: str
+    what: str
+    now: float
+    then: float
+    saves: float
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageCertificate:
+    """Prices that prove a bound: no replica serves requests for less than they are worth.
+
+    With ``rate_rps * (demand_price - per_rps) <= fixed + gpus * pool_price`` for every column, no plan has less than
+    the rates at their prices, less the GPUs there are at theirs.
+
+    Attributes:
+        relaxed: That bound.
+        demand_price: Objective of one more request a second, by service.
+        pool_price: What one more GPU would save, by type; 0 for types without a limit.
+        rates_rps: Requests a second, by service.
+        available: GPUs there are, by type; types without a limit are not in it.
+        columns: Every candidate that no other replaces.
+        looser: What looser limits would save.
+    """
+
+    relaxed: float
+    demand_price: Mapping[str, float]
+    pool_price: Mapping[str, float]
+    rates_rps: Mapping[str, float]
+    available: Mapping[str, int]
+    columns: tuple[LanguageColumn, ...]
+    looser: tuple[LooserLimit, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class LanguagePlan:
     """A plan for language models.
@@ -217,6 +284,7 @@ class LanguagePlan:
         notes: What was assumed, in words.
         policy: Name of the planner.
         quality: Always modelled.
+        certificate: Prices that prove the bound of the relaxation; None where none were worked out.
     """
 
     objective: str
@@ -230,6 +298,7 @@ class LanguagePlan:
     notes: tuple[str, ...] = ()
     policy: str = "language"
     quality: Quality = Quality.MODELLED
+    certificate: LanguageCertificate | None = None
 
     @property
     def violations(self) -> tuple[LanguageReplicas, ...]:

@@ -22,6 +22,7 @@ class InstanceShape(NamedTuple):
     share_ratio: float
     batch: int
     slice: str = ""
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class PlanMoves:
 
 def shape_of(each: PlannedInstance) -> InstanceShape:
     """What a process of an instance is started with."""
-    return InstanceShape(each.workload, each.model, round(each.share_ratio, 9), each.batch, each.slice)
+    return InstanceShape(each.workload, each.model, round(each.share_ratio, 9), each.batch, each.slice, each.processes)
 
 
 def gpu_moves(old: Sequence[InstanceShape], new: Sequence[InstanceShape]) -> tuple[int, int, int]:

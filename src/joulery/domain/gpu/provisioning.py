@@ -213,8 +213,9 @@ class PlannedGpu:
 
     @property
     def memory_bytes(self) -> float:
-        """Memory of all its processes, a standby beside each; NaN where that of one is unknown."""
-        return PROCESSES_PER_INSTANCE * math.fsum(each.memory_bytes * each.processes for each in self.instances)
+        """Memory of all its processes; NaN where that of one is unknown. On slices, nothing stands by beside them."""
+        copies = [each.processes * (1 if each.slice else PROCESSES_PER_INSTANCE) for each in self.instances]
+        return math.fsum(n * each.memory_bytes for n, each in zip(copies, self.instances, strict=True))
 
     @property
     def clock_bounds_mhz(self) -> tuple[float, float] | None:

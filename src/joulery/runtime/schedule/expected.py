@@ -6,11 +6,13 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from joulery.accounting.forecasts import ForecastScore, JobForecast, scored, with_interval
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.energy.carbon import JOULES_PER_KWH
+from joulery.runtime.schedule.decisions import CLEANER
 from joulery.runtime.schedule.state import SchedulerState
 
 
@@ -85,6 +87,48 @@ def waiting_line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[Clus
     waiting = {job.id: job for job in jobs if job.state is JobState.WAITING and not job.exempt}
     ranked = [job for job, slots in state.target.items() if slots] + [job for job, _ in state.waiting]
     return [waiting[job] for job in dict.fromkeys(ranked) if job in waiting]
+
+
+def why_waits(
+    job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob], now_s: float
+) -> tuple[int | None, str | None]:
+    """Place of a waiting job in the ranking, from 1, and why it waits; None where nothing is decided.
+
+    Args:
+        job: The job.
+        state: The scheduler's state.
+        line: All waiting jobs in the order in which they start.
+        now_s: Unix seconds.
+    """
+    rank = next((at for at, other in enumerate(line, 1) if other.id == job.id), None)
+    ahead = 0 if rank is None else sum(other.pool == job.pool for other in line[: rank - 1])
+    until_s, refused = state.refused.get(job.id, (-math.inf, ""))
+    if job.exempt or job.blocked:
+        reason: str | None = job.exempt or f"the cluster does not start it: {job.blocked}"
+    elif now_s < until_s:
+        reason = refused
+    elif job.id in state.patient:
+        reason = CLEANER
+    elif rank is None:
+        reason = None
+    elif ahead:
+        reason = f"{ahead} job{'s' if ahead > 1 else ''} of its pool before it"
+    else:
+        reason = f"first in its pool, waits for {job.shape} free slot{'s' if job.shape > 1 else ''}"
+    return rank, reason
+
+
+def held_because(snapshot: ClusterSnapshot, state: SchedulerState, now_s: float) -> dict[int, str]:
+    """What the cluster may show of each ranked job that waits: its rank, why it waits, and its expected start, UTC."""
+    line = waiting_line(snapshot.jobs, state)
+    starts = expected_starts(snapshot, state, line, now_s)
+    texts = {}
+    for job in line:
+        rank, reason = why_waits(job, state, line, now_s)
+        start_s = starts.get(job.id, math.inf)
+        when = "" if start_s == math.inf else f", expected start {datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H:%MZ}"
+        texts[job.id] = f"rank {rank} of {len(line)}: {reason}{when}"
+    return texts
 
 
 def job_forecasts(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC
-from typing import Any, Protocol
-
-import orjson
+from typing import Any, Protocol, runtime_checkable
 
 from joulery.accounting.training_jobs import Look, Tally, observe
 from joulery.config.site import Mode
@@ -16,6 +15,7 @@ from joulery.domain.cluster import (
     ClusterAction,
     ClusterJob,
     ClusterSnapshot,
+    Hold,
     JobEnergy,
     JobState,
     Order,
@@ -37,17 +37,18 @@ from joulery.runtime.schedule.decisions import (
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
-from joulery.runtime.schedule.expected import new_forecasts, outcomes
-from joulery.runtime.schedule.free_slots import FreeSlots
+from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
+from joulery.runtime.schedule.released import ReleasedJobs
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
-    SchedulerState,
     apply_event,
     compacted,
+    differs,
+    end_facts,
     forecast_event,
-    job_document,
+    job_cost,
     plan_event,
     replay,
     scored_fields,
@@ -71,6 +72,15 @@ class EnergySource(Protocol):
 
     def read(self, snapshot: ClusterSnapshot) -> Mapping[int, JobEnergy]:
         """Totals of the jobs it measures."""
+        ...
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A cluster that shows its users why jobs wait."""
+
+    def explain(self, texts: Mapping[int, str]) -> str:
+        """Show the text of each held job; why that cannot be done, once, else empty."""
         ...
 
 
@@ -145,7 +155,10 @@ class Scheduler:
         self._first, self._pause_end_s = True, -math.inf
         self._reader = SnapshotReader(backend, log)
         self._shadowed: dict[int, ClusterAction] = {}
-        self._fitting: dict[int, bool] = {}
+        self._released = ReleasedJobs(timing.start_s)
+        self._ranked: frozenset[int] = frozenset()
+        self._texts: dict[int, str] = {}
+        self._explain_next = ""
         self._grams_of: dict[str, str] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
@@ -181,7 +194,8 @@ class Scheduler:
             tick.round = True
             changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
             self.record("plan", **plan_event(self.state, **changes))
-        tick.reorder = self._queue_new(snapshot, now_s) or tick.round
+        ahead = self._queue_new(snapshot, now_s)
+        tick.reorder = tick.round or ahead or self._came_back(snapshot)
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
@@ -193,6 +207,7 @@ class Scheduler:
             if tick.refused:
                 self._pause_end_s = now_s + PAUSE_S
                 self._log("note", {"text": f"no rights: nothing is tried for {PAUSE_S:g} s. {tick.refused}"})
+        self._explain(snapshot, now_s, tick)
         if self._mode is not Mode.ADVISE and self._journal.size_bytes > self._compact_bytes:
             self._journal.replace(compacted(self.state))
             self._compact_bytes = max(COMPACT_BYTES, 2 * self._journal.size_bytes)
@@ -222,8 +237,9 @@ class Scheduler:
         """The ranking of a new round first, so that freed slots go to the jobs they were freed for; then the rest."""
         state = self.state
         if tick.reorder and snapshot.self_starting:
-            reason = "the ranking of this round" if tick.round else "a job of a higher class of priority came"
-            self._do(PlannedAction(self._order(snapshot), reason), tick)
+            came = "a stopped job is back" if self._came_back(snapshot) else "a job of a higher class of priority came"
+            self._do(PlannedAction(self._order(snapshot), "the ranking of this round" if tick.round else came), tick)
+            self._ranked = _waiting(snapshot)
         patience_s = _PATIENCE_QUANTA * self._timing.quantum_s
         rules = StopRules(state.stops, now_s, self._timing.least_run_s, patience_s)
         planned_actions = next_actions(
@@ -232,6 +248,20 @@ class Scheduler:
         for planned in planned_actions:
             if not tick.unreachable:
                 self._do(planned, tick)
+
+    def _explain(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
+        """Have the cluster show why jobs wait, where it can: as it is a look after each round, and after a hold for the
+        jobs that have no text yet."""
+        if not isinstance(self._backend, Explains) or self._mode is not Mode.ACT or tick.unreachable:
+            return
+        if self._explain_next:
+            texts = held_because(snapshot, self.state, now_s)
+            self._texts = texts if self._explain_next == "all" else {**texts, **self._texts}
+        holds = any(isinstance(action, Hold) for action, _, _ in tick.done)
+        self._explain_next = "all" if tick.round else "new" if holds else ""
+        with suppress(CapabilityError):  # the next look says that the cluster does not answer
+            if text := self._backend.explain(self._texts):
+                self._log("note", {"text": text})
 
     def _due(self, now_s: float) -> bool:
         """Whether a round is due; a clock that was set back delays it by at most a quantum."""
@@ -255,33 +285,18 @@ class Scheduler:
             self.record("known", jobs={}, kinds=[], priority={str(job): p for job, p in changed.items()})
 
     def _check_starts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """A released job that the cluster does not start on free slots gives them back for four quanta.
-
-        At once when the cluster judged it while they were free, or gave them to another job; else after ``start_s``:
-        a verdict from before they were free says nothing.
-        """
+        """A released job that the cluster does not start on free slots gives them back for four quanta."""
         if self._mode is not Mode.ACT or not snapshot.self_starting:
             return
-        free, fitted = FreeSlots(snapshot), self._fitting
-        self._fitting = {}
-        for job in snapshot.jobs:
-            planned = self.state.target.get(job.id, 0) > 0 and job.state is JobState.WAITING
-            if not planned or job.held_by_us or job.blocked:
-                continue
-            if (released_s := self.state.released_s.get(job.id)) is None:
-                self.record("released", job=job.id, at_s=now_s)
-                released_s = now_s
-            if now_s < job.eligible_s:
-                continue
-            if not free.fits(job, job.shape):
-                if job.id in fitted:
-                    self._refuse(job.id, now_s, "was passed over: another job started on its slots")
-                continue
-            self._fitting[job.id] = fitted.get(job.id, job.judged)
-            if job.judged and not self._fitting[job.id]:
-                self._refuse(job.id, now_s, "lacks resources other than free slots, says the cluster")
-            elif now_s - max(released_s, job.eligible_s) > self._timing.start_s:
-                self._refuse(job.id, now_s, f"did not start on free slots within {self._timing.start_s:g} s")
+        refused = self._released.look(snapshot, self.state.target, now_s, lambda job: self._released_s(job, now_s))
+        for job, text in refused.items():
+            self._refuse(job, now_s, text)
+
+    def _released_s(self, job: int, now_s: float) -> float:
+        """When a job was seen released first; recorded at that look."""
+        if job not in self.state.released_s:
+            self.record("released", job=job, at_s=now_s)
+        return self.state.released_s[job]
 
     def _refuse(self, job: int, now_s: float, text: str) -> None:
         self.record("refused", job=job, until_s=now_s + _REFUSED_QUANTA * self._timing.quantum_s, text=text)
@@ -315,7 +330,7 @@ class Scheduler:
             return
         for job, tally in self.state.tallies.items() if before else ():
             if tally.executed_s > 0:
-                self._log("month", {"month": before, "job": job, **_cost(tally), **self._grams_of})
+                self._log("month", {"month": before, "job": job, **job_cost(tally), **self._grams_of})
         self.record("month", month=month)
 
     def _count(self, snapshot: ClusterSnapshot, now_s: float, elapsed_s: float | None) -> None:
@@ -338,7 +353,7 @@ class Scheduler:
             who[job.id] = (job.owner, job.name, job.partition, job.account)
             changed.append(job.id)
         new = replace(state, tallies=tallies, energy_seen=seen, who=who)
-        changed = [job for job in changed if job not in state.tallies or _differs(state, new, job)]
+        changed = [job for job in changed if job not in state.tallies or differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
 
@@ -365,8 +380,8 @@ class Scheduler:
         tracked = {*state.target, *state.tallies, *state.submitted_s, *(job for job, _ in state.waiting)}
         for number in sorted(tracked - alive):
             if number in state.tallies or state.knows(number):
-                cost = {**_cost(state.tallies.get(number)), **self._grams_of}
-                self._log("over", {"job": number, **_facts(ended.get(number)), **cost})
+                cost = {**job_cost(state.tallies.get(number)), **self._grams_of}
+                self._log("over", {"job": number, **end_facts(ended.get(number)), **cost})
             self.record("gone", job=number)
 
     def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:
@@ -398,9 +413,14 @@ class Scheduler:
             self.record("arrived", job=job.id, slots=slots, place=place)
         return ahead
 
+    def _came_back(self, snapshot: ClusterSnapshot) -> bool:
+        """Whether a job that ran waits since the last ranking: on the cluster it has the rank from before it ran still,
+        and might start before the job that it was stopped for."""
+        back = (job.id for job in snapshot.jobs if job.restarts and job.id not in self._ranked)
+        return snapshot.self_starting and not _waiting(snapshot).isdisjoint(back)
+
     def _order(self, snapshot: ClusterSnapshot) -> Order:
-        state = self.state
-        waiting = {job.id for job in schedulable(snapshot) if job.state is JobState.WAITING}
+        state, waiting = self.state, _waiting(snapshot)
         ranked = {job: slots for job, slots in state.target.items() if slots} | dict(state.waiting)
         entries = self._planner.with_blocked(state, snapshot, ((j, n) for j, n in ranked.items() if j in waiting))
         return Order(tuple(job for job, _ in entries))
@@ -447,6 +467,10 @@ class Scheduler:
         return False
 
 
+def _waiting(snapshot: ClusterSnapshot) -> frozenset[int]:
+    return frozenset(job.id for job in schedulable(snapshot) if job.state is JobState.WAITING)
+
+
 def release_all(backend: ClusterBackend) -> list[int]:
     """Release every job that joulery holds, and return their numbers.
 
@@ -473,28 +497,3 @@ def release_all(backend: ClusterBackend) -> list[int]:
             hint="scontrol release JOB; with Kueue: kubectl edit workload NAME, spec.active: true",
         )
     return released
-
-
-def _differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
-    """Whether the documents of a job differ; compared as JSON, where NaN equals NaN."""
-    return orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
-
-
-def _facts(job: ClusterJob | None) -> dict[str, Any]:
-    if job is None:
-        return {"state": "unknown"}
-    who = {"name": job.name, "owner": job.owner, "partition": job.partition, "account": job.account}
-    return {"state": job.state, **who, "restarts": job.restarts}
-
-
-def _cost(tally: Tally | None) -> dict[str, Any]:
-    tally = Tally() if tally is None else tally
-    return {
-        "executed_s": tally.executed_s,
-        "slot_s": tally.slot_s,
-        "energy_j": tally.energy_j,
-        "carbon_g": tally.carbon_g,
-        "carbon_covered_j": tally.carbon_covered_j,
-        "unmetered_s": tally.unmetered_s,
-        "quality": tally.quality,
-    }

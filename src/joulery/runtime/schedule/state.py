@@ -35,8 +35,11 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import orjson
+
 from joulery.accounting.forecasts import ForecastScore, JobForecast, kept
 from joulery.accounting.training_jobs import JobWindow, Tally
+from joulery.domain.cluster import ClusterJob
 from joulery.domain.quality import Quality
 from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.runtime.schedule.energy import SourceTotal
@@ -190,6 +193,33 @@ def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
         "window": None if tally.window is None else asdict(tally.window),
         "seen": None if seen is None else [(name, astuple(total)) for name, total in seen.items()],
         "who": state.who.get(job),
+    }
+
+
+def differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
+    """Whether the documents of a job differ; compared as JSON, where NaN equals NaN."""
+    return orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
+
+
+def end_facts(job: ClusterJob | None) -> dict[str, Any]:
+    """What the log has of a job that is over, beside its cost."""
+    if job is None:
+        return {"state": "unknown"}
+    who = {"name": job.name, "owner": job.owner, "partition": job.partition, "account": job.account}
+    return {"state": job.state, **who, "restarts": job.restarts}
+
+
+def job_cost(tally: Tally | None) -> dict[str, Any]:
+    """What a job has cost, for the log."""
+    tally = Tally() if tally is None else tally
+    return {
+        "executed_s": tally.executed_s,
+        "slot_s": tally.slot_s,
+        "energy_j": tally.energy_j,
+        "carbon_g": tally.carbon_g,
+        "carbon_covered_j": tally.carbon_covered_j,
+        "unmetered_s": tally.unmetered_s,
+        "quality": tally.quality,
     }
 
 

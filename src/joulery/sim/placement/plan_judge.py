@@ -12,6 +12,7 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.provisioning.rules import Balancer
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServiceVerdict, ServingProcess, Trial, judge
@@ -53,6 +54,7 @@ def judge_plan(
     noise_cv: float = 0.05,
     length_s: float = 60.0,
     sliced: Mapping[str, SlicedGpu] | None = None,
+    balancer: Balancer = Balancer.TURNS,
 ) -> PlanVerdict:
     """Serve random requests with a plan, neighbours busy as they come.
 
@@ -68,9 +70,11 @@ def judge_plan(
         length_s: Simulated seconds that count.
         sliced: What was measured of the slices of each GPU type that can be cut. Its curves are simulated in a form of
             three numbers, which is not what the planner took.
+        balancer: How requests reach the instances of a service.
     """
     simulated = [_simulated(gpu, truths, sliced or {}) for gpu in gpus]
-    verdicts, tails = _judged(workloads, simulated, seeds, Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY))
+    trial = Trial(2.0, 2.0 + length_s, noise_cv, Neighbours.BUSY, at_random=balancer is Balancer.RANDOM)
+    verdicts, tails = _judged(workloads, simulated, seeds, trial)
     host_w = math.fsum(0.0 if math.isnan(gpu.host_w) else gpu.host_w for gpu in gpus)
     power_w = math.fsum(verdict.power_w for verdict in verdicts) / len(verdicts) + host_w
     return PlanVerdict(_names(gpus, truths, sliced or {}), seeds, power_w, tails)
@@ -84,6 +88,7 @@ def judge_layouts(
     seeds: int = 3,
     noise_cv: float = 0.05,
     length_s: float = 60.0,
+    balancer: Balancer = Balancer.TURNS,
 ) -> PlanVerdict:
     """As :func:`judge_plan`, with GPUs that are alike simulated once.
 
@@ -95,7 +100,7 @@ def judge_layouts(
         gpus: The plan; none is cut.
         workloads: The services.
         truths: How each GPU type behaves.
-        seeds, noise_cv, length_s: As for :func:`judge_plan`.
+        seeds, noise_cv, length_s, balancer: As for :func:`judge_plan`.
     """
     known = {each.id: each for each in workloads}
     layouts: dict[object, list[PlannedGpu]] = {}
@@ -107,7 +112,8 @@ def judge_layouts(
         for place, one in enumerate(alike[0].instances):
             workload, name = known[one.workload], f"{at}/{place}"
             instances.append(replace(one, workload=name, replica=0, replicas=1))
-            arrivals = Arrivals.general(part_scv(workload.arrivals.scv, min(1.0, one.rate_rps / workload.rate_rps)))
+            part = min(1.0, one.rate_rps / workload.rate_rps)
+            arrivals = Arrivals.general(part_scv(workload.arrivals.scv, part, balancer))
             own.append(replace(workload, id=name, rate_rps=one.rate_rps, arrivals=arrivals))
         first.append(replace(alike[0], instances=tuple(instances)))
     simulated = [_simulated(gpu, truths, {}) for gpu in first]

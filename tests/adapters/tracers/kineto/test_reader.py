@@ -395,18 +395,17 @@ def test_waiting_for_the_gpu_is_seen_and_launching_belongs_to_the_operation(tmp_
     assert time == {"fc/<self>": 20_000, "fc/item": 40_000, "fc/<wait>": 40_000}
 
 
-def test_a_cuda_graph_is_one_composite_leaf(tmp_path: Path) -> None:
+def test_the_kernels_of_a_cuda_graph_have_their_own_names_below_it(tmp_path: Path) -> None:
     f = KinetoFile()
     f.module("net", 0, 100)
     f.launch("cudaGraphLaunch", 20, 10, correlation=5)
     for k in range(3):
         f.kernel(f"k{k}", 40 + 10 * k, 10, correlation=5)
     trace = read_kineto(f.write(tmp_path))
-    assert listed(trace, "GPU:0") == [(f"net/{GRAPH}", "forward")] * 3
-    assert trace.composite == {f"net/{GRAPH}"}
+    assert listed(trace, "GPU:0") == [(f"net/{GRAPH}/k{k}", "forward") for k in range(3)]
 
 
-def test_a_compiled_region_is_one_composite_leaf(tmp_path: Path) -> None:
+def test_a_compiled_region_names_its_operations_and_keeps_the_rest_as_a_composite_leaf(tmp_path: Path) -> None:
     f = KinetoFile()
     f.module("net", 0, 100)
     f.add("user_annotation", "Torch-Compiled Region: 0/0", 10, 80)
@@ -414,14 +413,25 @@ def test_a_compiled_region_is_one_composite_leaf(tmp_path: Path) -> None:
     f.add("user_annotation", "## Call CompiledFxGraph fabc ##", 25, 50)
     f.op("extern_kernels.addmm", 30, 20)
     f.launch("cudaLaunchKernel", 35, 5, correlation=6)
-    f.kernel("triton_poi_fused_0", 60, 10, correlation=6)
+    f.kernel("ampere_sgemm", 60, 10, correlation=6)
+    f.launch("cuLaunchKernel", 55, 5, correlation=7)
+    f.kernel("triton_poi_fused_0", 80, 10, correlation=7)
     f.node("CompiledFunctionBackward", 200, 100, 2, seq=1)
     f.op("extern_kernels.mm", 220, 20, 2)
     f.arrow((1, 20), (2, 200.1))
     trace = read_kineto(f.write(tmp_path))
     region, gradient = "net/Torch-Compiled Region: 0|0", "net/CompiledFunctionBackward"
-    assert listed(trace) == [("net/<self>", "forward"), (region, "forward"), (gradient, "backward")]
-    assert listed(trace, "GPU:0") == [(region, "forward")]
+    assert listed(trace) == [
+        ("net/<self>", "forward"),
+        (region, "forward"),
+        (f"{region}/extern_kernels.addmm", "forward"),
+        (gradient, "backward"),
+        (f"{gradient}/extern_kernels.mm", "backward"),
+    ]
+    assert listed(trace, "GPU:0") == [
+        (f"{region}/extern_kernels.addmm", "forward"),
+        (f"{region}/triton_poi_fused_0", "forward"),
+    ]
     assert trace.composite == {region, gradient}
 
 

@@ -71,7 +71,9 @@ def every_pattern(problem: JointProblem, machine: int) -> list[tuple[int, ...]]:
 
 
 def fits(problem: JointProblem, machine: int, pattern: tuple[int, ...]) -> bool:
-    """Whether some choice of batches and shares keeps every SLO."""
+    """Whether memory and replicas that stay apart allow it, and some choice of batches and shares keeps every SLO."""
+    if not allowed(problem, machine, pattern):
+        return False
     gpu = problem.machines[machine].gpu_type.profile.gpu
     choices = [problem.options[item][machine] for item in pattern]
     if not all(choices) or sum(some[0].units for some in choices) > problem.packings[machine].capacity:
@@ -80,6 +82,20 @@ def fits(problem: JointProblem, machine: int, pattern: tuple[int, ...]) -> bool:
         allocate(gpu, [one.process for one in chosen], [one.units for one in chosen]) is not None
         for chosen in itertools.product(*choices)
     )
+
+
+def allowed(problem: JointProblem, machine: int, pattern: tuple[int, ...]) -> bool:
+    """Whether processes and their standbys fit into memory, and no two replicas that have to be apart are there."""
+    items, kind = [problem.items[item] for item in pattern], problem.machines[machine].gpu_type
+    owners = [problem.services[item.service] for item in items]
+    of = [
+        owner.variants[item.variant].memory_bytes or owner.workload.memory_bytes or 0.0
+        for owner, item in zip(owners, items, strict=True)
+    ]
+    if kind.memory_bytes is not None and 2 * sum(of) > kind.memory_bytes:
+        return False
+    together = problem.request.rules.domain.value == "none"
+    return together or len({item.service for item in items}) == len(items)
 
 
 def optimum(problem: JointProblem) -> float:

@@ -81,7 +81,9 @@ def every_filling(problem: JointProblem) -> list[tuple[int, tuple[int, ...]]]:
             parts.append(itertools.combinations_with_replacement([-1, *some], slices))
         for chosen in itertools.product(*parts):
             used = tuple(sorted(i for some in chosen for i in some if i >= 0))
-            if used:
+            owners = [problem.slices[i].service for i in used]
+            apart = problem.request.rules.domain.value != "none"
+            if used and not (apart and len(set(owners)) < len(owners)):
                 found.add((cut.machine, used))
     return sorted(found)
 

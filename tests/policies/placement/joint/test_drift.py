@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.policies.placement.joint.drift import (
+from joulery.policies.placement.joint.following.drift import (
     CORRECT_PREDICTOR,
     KEEP_PLAN,
     REPLAN,

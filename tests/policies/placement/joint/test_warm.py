@@ -8,9 +8,9 @@ import pytest
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_moves import moves_between
+from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.slices import part_scv
-from joulery.policies.placement.joint.warm import replan
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.rules import RequestStream, limit_ms
 from tests.policies.placement.joint.brute_force import fleet, random_request

@@ -1,9 +1,12 @@
 """Plans for language models: against brute force, and the laws they obey."""
 
+import math
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
+from scipy.optimize import LinearConstraint, milp
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.language_plan import TokenSlo
@@ -164,3 +167,68 @@ def test_a_simulation_that_misses_an_slo_is_a_violation():
     assert made.violations == made.replicas
     kept = plan_language((CHAT,), (H100, B200), PREDICTOR, RULES, "test", (), lambda served: (("itl", 0.04),))
     assert kept.violations == ()
+
+
+LIMITED = tuple(gpu._replace(available=limit) for gpu, limit in ((H100, 8), (B200, 3)))
+
+
+def prices_prove(proof):
+    """The bound that a certificate's prices prove, worked out from the exported columns alone."""
+    for each in proof.columns:
+        worth = each.rate_rps * (proof.demand_price[each.service] - each.per_rps)
+        cost = each.fixed + each.gpus * proof.pool_price.get(each.gpu, 0.0)
+        assert worth <= cost * (1 + 1e-9), each
+    assert all(price >= 0 for price in proof.pool_price.values())
+    demand = sum(price * proof.rates_rps[name] for name, price in proof.demand_price.items())
+    return demand - sum(proof.pool_price[name] * most for name, most in proof.available.items())
+
+
+def fractions(proof):
+    """The relaxation over the exported columns by another solver."""
+    many = len(proof.columns)
+    rows, low, high = [], [], []
+    for name, rate in proof.rates_rps.items():
+        rows.append([0.0] * many + [float(each.service == name) for each in proof.columns])
+        low.append(rate), high.append(rate)
+    for at, each in enumerate(proof.columns):
+        row = [0.0] * (2 * many)
+        row[at], row[many + at] = each.rate_rps, -1.0
+        rows.append(row), low.append(0.0), high.append(math.inf)
+    for name, most in proof.available.items():
+        rows.append([float(each.gpus * (each.gpu == name)) for each in proof.columns] + [0.0] * many)
+        low.append(0.0), high.append(most)
+    costs = [each.fixed for each in proof.columns] + [each.per_rps for each in proof.columns]
+    return milp(costs, constraints=LinearConstraint(np.array(rows), low, high)).fun
+
+
+@pytest.mark.parametrize("objective", ["cost", "energy", "carbon"])
+@pytest.mark.parametrize("gpus", [(H100, B200), LIMITED])
+def test_prices_prove_the_bound_of_the_relaxation_again(objective, gpus):
+    code = CHAT._replace(name="code", rate_rps=5.0, minimum_quality_ratio=0.8)
+    made = plan(code, replace_service(minimum_quality_ratio=0.8), gpus=gpus, rules=RULES._replace(objective=objective))
+    proof = made.certificate
+    assert prices_prove(proof) == pytest.approx(proof.relaxed, rel=1e-9)
+    assert proof.relaxed == pytest.approx(fractions(proof), rel=1e-6)
+    assert proof.relaxed <= made.bound.value * (1 + 1e-6) <= made.objective_value * (1 + 2e-6)
+    assert (max(proof.pool_price.values(), default=0.0) > 0) <= bool(proof.available)
+
+
+def test_looser_limits_save_what_a_plan_with_them_saves_in_fractions():
+    service = replace_service(minimum_quality_ratio=0.8)
+    proof = plan(service).certificate
+    looser = {each.what: each for each in proof.looser}
+    assert looser["itl"].then == pytest.approx(0.055)
+    wider = plan(service._replace(itl=TokenSlo(0.055, 0.99))).certificate
+    assert 0 < looser["itl"].saves <= (proof.relaxed - wider.relaxed) * (1 + 1e-6)
+    assert looser["quality"].model == "meta-llama/Llama-3.1-8B-Instruct"
+    lower = plan(service._replace(minimum_quality_ratio=looser["quality"].then)).certificate
+    assert looser["quality"].saves == pytest.approx(proof.relaxed - lower.relaxed, rel=1e-6)
+
+
+def test_one_gpu_more_saves_no_more_than_its_price_says():
+    service = replace_service(minimum_quality_ratio=0.8)
+    rules = RULES._replace(objective="energy")
+    some = plan(service, gpus=(H100, B200._replace(available=2)), rules=rules).certificate
+    more = plan(service, gpus=(H100, B200._replace(available=3)), rules=rules).certificate
+    assert some.pool_price["B200"] > 0
+    assert 0 < some.relaxed - more.relaxed <= some.pool_price["B200"] * (1 + 1e-6)

@@ -20,7 +20,8 @@ class ModuleNames:
         """Name of a module; one not seen before is named after its class, below its caller where it has one."""
         name = self._names.get(module)
         if name is None:
-            kind = type(module).__name__
+            # torch.compile wraps a module in one of its own: the name is that of the program's.
+            kind = type(getattr(module, "_orig_mod", module)).__name__
             name = self.root(module, kind) if caller is None else f"{caller}.{kind}"
             self.name_tree(module, name)
         return name
@@ -35,6 +36,7 @@ class ModuleNames:
 
     def name_tree(self, module: Any, name: str) -> None:
         """Name a module and everything below it that has no name yet."""
-        for path, part in module.named_modules():
+        for whole, part in module.named_modules():
+            path = ".".join(step for step in whole.split(".") if step != "_orig_mod")
             if part not in self._names:
                 self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name

@@ -11,21 +11,21 @@ Kineto JSON.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import os
 import sys
-import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from joulery.adapters.tracers.inject.compiled import CompiledCode
 from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
 from joulery.adapters.tracers.inject.module_names import ModuleNames
+from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
 
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8
@@ -56,6 +56,7 @@ class TorchRecorder(Cycles):
     def __init__(self, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
         super().__init__("torch", folder, skip, warmup, active, repeat)
         self._names = ModuleNames()
+        self._compiled = CompiledCode(self._new_range, self._caller, self._named)
         self._local = threading.local()
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
@@ -118,6 +119,7 @@ class TorchRecorder(Cycles):
         ]
         self._hide_hooks(modules)
         self._know_optimizers(optimizers.Optimizer)
+        self._compiled.install()
         self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
         # A second profiler would bring the program down, so the program's own goes first.
         own = self._torch.autograd.profiler
@@ -134,7 +136,7 @@ class TorchRecorder(Cycles):
         self._calls = self._evaluations = self._rollouts = 0
         self._local = threading.local()
         if self._used:
-            _exit_at_once()
+            exit_at_once()
 
     def _hide_hooks(self, modules: Any) -> None:
         """Have torch.compile warn of global hooks of the program, and not of the recorder's."""
@@ -165,6 +167,18 @@ class TorchRecorder(Cycles):
     def name(self, module: Any, name: str) -> None:
         """Give a model a name of its own."""
         self._names.name_tree(module, name)
+
+    def _new_range(self, name: str) -> AbstractContextManager[Any]:
+        return self._module_range(name)
+
+    def _caller(self) -> Any:
+        """The module whose call is running in this thread; None outside any."""
+        stack = self._stack()
+        return stack[-1][0] if stack else None
+
+    def _named(self, module: Any) -> str:
+        stack = self._stack()
+        return self._names.of(module, stack[-1][1] if stack else None)
 
     # ---- hooks
 
@@ -320,6 +334,10 @@ class TorchRecorder(Cycles):
             super()._done()
         self._resting = True
 
+    def _advance(self) -> None:
+        super()._advance()
+        self._compiled.look()
+
     def _pause(self) -> None:
         """End a training cycle early; the next one begins after the next step of the optimizer."""
         self._end(partial=True)
@@ -390,15 +408,18 @@ class TorchRecorder(Cycles):
         if threading.get_ident() == self._importer:
             self._profile.prepare_trace()
             return
-        with _without_lines(_FOREIGN_THREAD):
+        with without_lines(_FOREIGN_THREAD):
             self._profile.prepare_trace()
 
     def _start(self) -> None:
+        self._compiled.mark()
         self._profile.start_trace()
 
     def _stop(self, stem: Path) -> Path:
         profile, self._profile = self._profile, None
         profile.stop_trace()
+        self._compiled.unmark()
+        self._compiled.write(self._folder / f"{self._framework}-{self._pid}.compiled")
         file, draft = stem.with_suffix(".json"), stem.with_suffix(".draft.json")
         profile.export_chrome_trace(str(draft))
         draft.replace(file)
@@ -433,6 +454,7 @@ class TorchRecorder(Cycles):
     def _retire(self) -> None:
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
+        self._compiled.stop()
         self._loaded.stop()
         if self._made is not None and self._made[0].__init__ is self._made[2]:
             self._made[0].__init__ = self._made[1]
@@ -447,19 +469,6 @@ class TorchRecorder(Cycles):
         self._handles = []
 
 
-def _exit_at_once() -> None:
-    """Have a forked process end without the destructors of C++: the profiler's waits for a thread that was not forked.
-
-    The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
-    """
-    libc = ctypes.CDLL(None)
-    try:
-        libc.on_exit(libc._exit, None)
-        libc.on_exit(libc.fcloseall, None)
-    except AttributeError:  # not glibc
-        return
-
-
 def _is_model(module: Any) -> bool:
     """Whether a module has parameters: transforms and losses have none."""
     return next(module.parameters(), None) is not None
@@ -471,20 +480,3 @@ def _is_compiling(torch: Any) -> Callable[[], bool]:
     if found is not None:
         return found
     return lambda: "torch._dynamo" in sys.modules and bool(sys.modules["torch._dynamo"].is_compiling())
-
-
-@contextmanager
-def _without_lines(unwanted: bytes) -> Iterator[None]:
-    """Drop lines that native code writes to standard error; all others are passed on."""
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        try:
-            os.dup2(held.fileno(), 2)
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            for line in held:
-                if unwanted not in line:
-                    os.write(2, line)

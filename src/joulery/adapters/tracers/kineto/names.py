@@ -9,28 +9,37 @@ them. Specs: Smaragdine report, section 3.1.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
-from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, STACKED, EventKind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.compiled import CompiledCall
+from joulery.adapters.tracers.kineto.reader import STACKED, EventKind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.regions import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    NOWHERE,
+    OPTIMIZER,
+    PHASES,
+    RECOMPUTE,
+    Strings,
+    frames,
+    module_path,
+    name_regions,
+)
 from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
-from joulery.domain.arrays import IntArray
-from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, module_components, qualified
-
-ROOT = "<root>"
-"""Component for the operations of a root module with an unnamed range."""
+from joulery.domain.arrays import BoolArray, IntArray
+from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, qualified
 
 HOST = "CPU"
 """Device of host threads: a trace does not say which socket a thread ran on."""
 
 GRAPH = "<CUDA graph>"
-"""Leaf of the kernels of a captured graph: one launch for all of them, so they cannot be separated."""
-
-PHASES = ("", "forward", "backward", "recompute", "optimizer", "data")
-_NOWHERE, _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER, _DATA = range(6)
+"""Component for the kernels of a captured graph: one launch for all of them, so no operation of theirs is known."""
 
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 """Range in which a program waits for the next batch."""
@@ -49,20 +58,23 @@ def read_kineto(path: Path) -> EventTrace:
     return name_events(read_columns(path))
 
 
-def name_events(columns: KinetoColumns, *, calls: bool = False) -> EventTrace:
+def name_events(
+    columns: KinetoColumns, *, calls: bool = False, compiled: Mapping[str, CompiledCall] | None = None
+) -> EventTrace:
     """Give every event its qualified name, device and phase.
 
     Args:
         columns: The trace.
         calls: Number the repeated calls of one module inside its caller (``layer@2``), for models that share layers.
+        compiled: The calls of kernels in compiled code by the names of their ranges, where the program noted them.
     """
     host = Host.of(columns)
-    paths = _Strings()
+    paths = Strings()
     path, phase = _contexts(host, paths, calls)
     leaf, leaves, composite_leaves = _leaves(host, phase)
-    _close_composites(host, path, phase, leaf)
-    kept = _kept(host)
-    kernels = _kernels(columns, host, paths, leaves, path, phase, leaf)
+    opened = name_regions(host, compiled or {}, paths, leaves, path, phase, leaf)
+    kept = _kept(host, opened)
+    kernels = _kernels(columns, host, compiled or {}, paths, leaves, path, phase, leaf)
     ops, op = _joined(
         paths, leaves, np.concatenate([path[kept], kernels.path]), np.concatenate([leaf[kept], kernels.leaf])
     )
@@ -95,26 +107,11 @@ def _threads(host: Host) -> list[tuple[int, int]]:
     return threads
 
 
-class _Strings:
-    """A growing table of distinct strings."""
-
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        """Index of a string, added when it is new."""
-        return self._index.setdefault(text, len(self._index))
-
-    def all(self) -> list[str]:
-        """The strings by index."""
-        return list(self._index)
-
-
-def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntArray]:
+def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArray]:
     """Path of modules and phase of each host row."""
     columns, count = host.columns, len(host.row)
     path = np.full(count, paths(UNNAMED), np.int64)
-    phase = np.where(host.recorded >= 0, _FORWARD, _NOWHERE)
+    phase = np.where(host.recorded >= 0, FORWARD, NOWHERE)
 
     in_module = host.deeper(host.module, host.node) & host.deeper(host.module, host.optimizer)
     in_optimizer = host.deeper(host.optimizer, host.module) & host.deeper(host.optimizer, host.node)
@@ -132,10 +129,10 @@ def _contexts(host: Host, paths: _Strings, calls: bool) -> tuple[IntArray, IntAr
     loads = np.array([bool(_LOADER.search(name)) for name in columns.names], np.bool_)
     in_loader = np.flatnonzero(in_user)
     in_loader = in_loader[loads[columns.name[host.row[host.user[in_loader]]]]] if len(in_loader) else in_loader
-    phase[in_loader] = _DATA
+    phase[in_loader] = DATA
     path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
-    phase[in_module] = np.where(host.node[in_module] >= 0, _RECOMPUTE, _FORWARD)
-    phase[in_optimizer], phase[in_node] = _OPTIMIZER, _BACKWARD
+    phase[in_module] = np.where(host.node[in_module] >= 0, RECOMPUTE, FORWARD)
+    phase[in_optimizer], phase[in_node] = OPTIMIZER, BACKWARD
     path[in_node] = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
     return path, phase
 
@@ -147,7 +144,7 @@ def _range_path(name: str) -> str:
     return qualified(OPTIMIZER_RANGE.sub("", name)) or UNNAMED
 
 
-def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
+def _module_paths(host: Host, paths: Strings, calls: bool) -> IntArray:
     """Path of each module range, by host row."""
     columns = host.columns
     result = np.zeros(len(host.row), np.int64)
@@ -155,7 +152,7 @@ def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
     stacked = any(name.startswith(STACKED) for name in columns.names)
     if not calls and not stacked:
         at, back = np.unique(columns.name[host.row[rows]], return_inverse=True)
-        result[rows] = np.array([paths(_module_path(columns.names[name])) for name in at.tolist()], np.int64)[back]
+        result[rows] = np.array([paths(module_path(columns.names[name])) for name in at.tolist()], np.int64)[back]
         return result
     texts: dict[int, str] = {}
     seen: dict[tuple[int, int], int] = {}
@@ -168,8 +165,8 @@ def _module_paths(host: Host, paths: _Strings, calls: bool) -> IntArray:
             continue
         key = (caller, int(columns.name[host.row[at]]))
         seen[key] = seen.get(key, 0) + 1
-        plain = _module_path(host.name(at))
-        outer = _module_path(host.name(caller)) if caller >= 0 else ""
+        plain = module_path(host.name(at))
+        outer = module_path(host.name(caller)) if caller >= 0 else ""
         inside = outer and plain.startswith(outer + "/")
         text = texts[caller] + plain[len(outer) :] if inside else plain
         texts[at] = text if seen[key] == 1 or not calls else f"{text}@{seen[key]}"
@@ -182,16 +179,10 @@ def _stacked_path(name: str, caller: str) -> str:
     return qualified(*caller.split("/"), name.removeprefix(STACKED))
 
 
-def _module_path(name: str) -> str:
-    """``QTN:Net/encoder.layer.0`` -> ``Net/encoder/layer_0``; what stands before a slash never joins an index."""
-    dotted = name.removeprefix(MODULE_RANGE).split("/")
-    return "/".join(part for piece in dotted for part in module_components(piece)) or ROOT
-
-
-def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:
+def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, Strings, set[str]]:
     """Operation name of each host row, and which of them are composite."""
     columns = host.columns
-    leaves, composite = _Strings(), {GRAPH}
+    leaves, composite = Strings(), {GRAPH}
     kind, names = columns.kind[host.row], columns.name[host.row]
     by_kind = np.zeros((len(EventKind), len(columns.names)), np.int64)
     used = np.unique(np.stack([kind, names]), axis=1) if len(names) else np.zeros((2, 0), np.int64)
@@ -202,7 +193,7 @@ def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, _Strings, set[str]]:
     leaf = by_kind[kind, names]
     products = np.array([text in _PRODUCTS for text in leaves.all()], np.bool_)
     rows = (
-        np.flatnonzero((phase == _BACKWARD) & products[leaf] & (kind == EventKind.OP))
+        np.flatnonzero((phase == BACKWARD) & products[leaf] & (kind == EventKind.OP) & (host.composite < 0))
         if len(leaf)
         else np.zeros(0, int)
     )
@@ -241,18 +232,8 @@ def _ordinals(group: IntArray, name: IntArray, rank: IntArray) -> IntArray:
     return result
 
 
-def _close_composites(host: Host, path: IntArray, phase: IntArray, leaf: IntArray) -> None:
-    """Name everything inside a compiled region after the region; one that autograd records is in a forward pass."""
-    inside = np.flatnonzero(host.composite >= 0)
-    region = host.composite[inside]
-    recorded = np.unique(region[phase[inside] == _FORWARD])
-    phase[recorded[phase[recorded] == _NOWHERE]] = _FORWARD
-    for column in (path, phase, leaf):
-        column[inside] = column[region]
-
-
-def _kept(host: Host) -> IntArray:
-    """Host rows that are events: no profiler steps, nothing inside a compiled region, no launches."""
+def _kept(host: Host, opened: BoolArray) -> IntArray:
+    """Host rows that are events: no profiler steps, of a compiled region only its calls of kernels, no launches."""
     columns = host.columns
     kind, name = columns.kind[host.row], columns.name[host.row]
     steps = np.array([bool(STEP_RANGE.search(text)) for text in columns.names], np.bool_)
@@ -262,7 +243,7 @@ def _kept(host: Host) -> IntArray:
     top = (host.parent < 0) | np.append(step, False)[host.parent]
     runtime = kind == EventKind.RUNTIME
     inside = (host.composite >= 0) & (host.composite != np.arange(len(kind)))
-    return np.flatnonzero(~step & ~inside & (~runtime | wait | top))
+    return np.flatnonzero(~step & (~inside | opened) & (~runtime | wait | top))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +260,9 @@ class _Kernels:
 def _kernels(
     columns: KinetoColumns,
     host: Host,
-    paths: _Strings,
-    leaves: _Strings,
+    compiled: Mapping[str, CompiledCall],
+    paths: Strings,
+    leaves: Strings,
     path: IntArray,
     phase: IntArray,
     leaf: IntArray,
@@ -293,14 +275,23 @@ def _kernels(
     graphs = np.array([bool(_GRAPH_LAUNCH.search(text)) for text in columns.names], np.bool_)
     names, back = np.unique(columns.name[row], return_inverse=True)
     own = np.array([leaves(_op_name(columns.names[n])) for n in names.tolist()], np.int64)[back]
-    k_path, k_phase = np.full(len(row), paths(UNNAMED), np.int64), np.full(len(row), _NOWHERE, np.int64)
+    k_path, k_phase = np.full(len(row), paths(UNNAMED), np.int64), np.full(len(row), NOWHERE, np.int64)
     linked = launch >= 0
     k_path[linked], k_phase[linked] = path[source[linked]], phase[source[linked]]
-    named = (op >= 0) | (linked & (host.composite[source] >= 0) if len(host.row) else linked)
-    at = np.where(op >= 0, op, source)[named]
-    own[named] = leaf[at]
     graph = linked & (graphs[columns.name[host.row[source]]] if len(host.row) else linked)
-    own[graph] = leaves(GRAPH)
+    # A kernel that compiled code launches has a name of its own, and so has each of a captured graph.
+    bare = linked.copy()
+    if len(host.row):
+        bare &= (host.composite[source] >= 0) & ((op < 0) | frames(host, compiled)[op])
+    named = (op >= 0) & ~bare & ~graph
+    own[named] = leaf[op[named]]
+    if len(host.row):
+        inside = named & (host.composite[source] >= 0)
+        k_path[inside] = path[op[inside]]
+    for inner, label in ((bare & ~graph, leaf), (graph, np.full(len(leaf), leaves(GRAPH)))):
+        texts, labels = paths.all(), leaves.all()
+        joined = [f"{texts[k_path[k]]}/{labels[label[source[k]]]}" for k in np.flatnonzero(inner).tolist()]
+        k_path[inner] = np.array([paths(text) for text in joined], np.int64)
     lost = int(np.count_nonzero(~linked))
     notes = (f"{lost} of {len(row)} kernels, copies and fills have no launch in the trace",) if lost else ()
     return _Kernels(row, k_path, own, k_phase, notes)
@@ -330,7 +321,7 @@ def _launches(columns: KinetoColumns, host: Host, row: IntArray) -> IntArray:
     return found
 
 
-def _joined(paths: _Strings, leaves: _Strings, path: IntArray, leaf: IntArray) -> tuple[list[str], IntArray]:
+def _joined(paths: Strings, leaves: Strings, path: IntArray, leaf: IntArray) -> tuple[list[str], IntArray]:
     """Table of qualified names, and the index of each (path, leaf)."""
     path_texts, leaf_texts = paths.all(), leaves.all()
     pairs, back = np.unique(path * max(1, len(leaf_texts)) + leaf, return_inverse=True)

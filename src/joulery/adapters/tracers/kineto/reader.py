@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, numbers, stamps_ns
+from joulery.adapters.tracers.inject.compiled import CALL
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 
@@ -202,6 +203,8 @@ class _Collector:
         kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external = table
         modules = [at for text, at in self.names.items() if text.startswith(MODULE_RANGE)]
         kind = np.where((kind == EventKind.OP) & np.isin(name, modules), int(EventKind.RANGE), kind)
+        calls = [at for text, at in self.names.items() if text.startswith(CALL)]
+        kind = np.where(np.isin(name, calls), int(EventKind.OP), kind)
         tails, heads = self._arrows()
         return KinetoColumns(
             names=list(self.names),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from joulery.adapters.tracers.inject.compiled import CALL
 from joulery.adapters.tracers.kineto.reader import MODULE_RANGE, STACKED, EventKind, KinetoColumns
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.nesting import nesting
@@ -33,6 +34,7 @@ class Host:
         rank: Position with callers before callees; of two enclosing events the higher is the inner one.
         module, node, optimizer, user, data: Innermost enclosing event of that kind, itself included.
         composite: Outermost enclosing compiled region, itself included.
+        call: Innermost enclosing call of a kernel in compiled code, itself included.
         op: Innermost enclosing operation, itself included.
         recorded: Innermost enclosing operation that autograd recorded, itself included.
         notes: What could not be resolved.
@@ -47,6 +49,7 @@ class Host:
     optimizer: IntArray
     user: IntArray
     composite: IntArray
+    call: IntArray
     op: IntArray
     recorded: IntArray
     notes: list[str] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Host:
             _nearest(optimizer, stacks.parent),
             _nearest(user, stacks.parent),
             _nearest(compiled & (above < 0), stacks.parent),
+            _nearest(named(re.compile(f"^{re.escape(CALL)}"), EventKind.OP), stacks.parent),
             _nearest(kind == EventKind.OP, stacks.parent),
             _nearest((kind == EventKind.OP) & (columns.seq[row] >= 0), stacks.parent),
         )

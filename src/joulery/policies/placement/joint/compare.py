@@ -16,6 +16,7 @@ from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.plan import patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.cut_gpus import numbered, sliced_gpu
+from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -109,7 +110,8 @@ def one_after_the_other(request: JointRequest, effort: JointEffort | None = None
     certificate = PlanCertificate(
         request.objective, value_of(problem, gpus), 0.0, "no bound", False, math.fsum(gpu.power_w for gpu in gpus)
     )
-    return ProvisionPlan("one after the other", gpus, quality=quality_of(problem), certificate=certificate)
+    made = ProvisionPlan("one after the other", gpus, quality=quality_of(problem), certificate=certificate)
+    return on_hosts_of(request, made)
 
 
 def _slower(problem: JointProblem, gpu: PlannedGpu, replicas: Counter[int]) -> PlannedGpu:
@@ -152,7 +154,7 @@ def cheapest_of_all(request: JointRequest) -> tuple[ProvisionPlan, ...]:
         or not request.objective.per_usd > 0
     ):
         return ()
-    workloads = [replace(each.workload, model=each.variants[0].model) for each in request.services]
+    workloads = [each.answered_by(0) for each in request.services]
     if any(each.margin_ratio > 0 for each in request.services):
         return ()
     plan = provision("best", workloads, [each.gpu_type for each in request.fleet], request.rules)

@@ -20,10 +20,17 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, gpu_moves, moves_between, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
+from joulery.policies.placement.joint.following.successors import GpuSuccessor, KeptLimits, groups_of, kept_choices
+from joulery.policies.placement.joint.following.warm import (
+    WarmEffort,
+    choose,
+    chosen_gpus,
+    narrowed,
+    planned_from,
+    replan,
+)
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, groups_of, kept_choices
-from joulery.policies.placement.joint.warm import WarmEffort, choose, chosen_gpus, narrowed, planned_from, replan
 
 _ALIKE_RATIO = 0.04
 """Loads that differ by less have one candidate."""

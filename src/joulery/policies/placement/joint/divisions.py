@@ -31,10 +31,16 @@ class ServiceDivision(NamedTuple):
 
 
 def grouped(request: JointRequest, services_min: int) -> JointRequest:
-    """The request with services that are alike as one; itself where there are few, or GPUs may be cut into slices."""
+    """The request with services that are alike as one.
+
+    Itself where there are few, where GPUs may be cut into slices, and where replicas stay apart: those of different
+    services may share a GPU, and of one kind it is open which service each belongs to.
+    """
     services = request.services
     names = [each.workload.id for each in services]
     if len(services) < services_min or len(set(names)) < len(names) or any(each.sliced for each in request.fleet):
+        return request
+    if request.rules.apart:
         return request
     kinds: list[tuple[JointService, list[str]]] = []
     known: dict[object, int] = {}

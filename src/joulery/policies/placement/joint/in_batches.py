@@ -20,6 +20,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.provisioning.many_kinds.in_batches import each_model_in_turn
 
 BATCH = 48
@@ -142,7 +143,7 @@ def _joined(request: JointRequest, made: Sequence[_PlannedBatch], batch: int) ->
         patterns=tuple(pattern for each in known for pattern in each.patterns if _planned(pattern)),
         alike=tuple(names for each in known for names in each.alike),
     )
-    return replace(made[0][1], gpus=gpus, certificate=certificate)
+    return on_hosts_of(request, replace(made[0][1], gpus=gpus, certificate=certificate))
 
 
 def _planned(pattern: CertifiedPattern) -> bool:

@@ -21,6 +21,7 @@ from joulery.policies.placement.joint.divisions import divisions_of
 from joulery.policies.placement.joint.gpu_counts import solve_at_once, solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
+from joulery.policies.placement.joint.spread import spread_rows, spread_slices
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 
 _UNSERVED = 1e3
@@ -87,6 +88,7 @@ class JointSolution(NamedTuple):
         cuts: How many GPUs are cut in each way, by the index of the cut; none that is 0.
         proven: No solution over the same columns has less: the solver's branch and bound.
         divisions: How many services are served by each division, by its index; of services that stand for several.
+        spread: How many slices of each :class:`SpreadSlices` are used, by its index; where replicas stay apart.
     """
 
     counts: Mapping[int, int]
@@ -98,6 +100,19 @@ class JointSolution(NamedTuple):
     cuts: Mapping[int, int] = {}
     proven: float = 0.0
     divisions: Mapping[int, int] = {}
+    spread: Mapping[int, int] = {}
+
+
+class SliceMoves(NamedTuple):
+    """Slices that run, by what a process is started with.
+
+    Attributes:
+        shapes: Indices of the options of one shape, and how many slices run it.
+        most: How many slices may be started or stopped.
+    """
+
+    shapes: tuple[tuple[tuple[int, ...], int], ...]
+    most: int
 
 
 class JointMaster:
@@ -116,7 +131,9 @@ class JointMaster:
         self._flows = _flows_of(problem)
         self._index = {flow: at for at, flow in enumerate(self._flows)}
         self._first = len(self._flows) + len(problem.services)
-        self._cut = len(problem.slices) + len(problem.cuts)
+        self._spread = spread_slices(problem)
+        self._cut = len(problem.slices) + len(problem.cuts) + len(self._spread)
+        self._last_cut = self._first + len(problem.slices) + len(problem.cuts)
         self._reduced = np.zeros(self._cut)
         self._unserved = _unserved_price(problem)
         self.divisions, self.divisions_complete = divisions_of(problem)
@@ -156,6 +173,7 @@ class JointMaster:
         flows = len(self._flows)
         values = np.array(solution.col_value, np.float64)
         self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._cut]
+        cuts = self._first + len(problem.slices)
         power = -dual[rows.power] if problem.power_cap_w is not None else 0.0
         return Duals(
             value=float(self._lp.getInfo().objective_function_value),
@@ -165,16 +183,25 @@ class JointMaster:
             power=max(float(power), 0.0),
             unserved=values[flows : flows + services],
             gpu_price=0.0 if gpus is None else float(dual[rows.count]),
-            gpus=float(values[self._first + len(problem.slices) :].sum()),
+            gpus=float(values[cuts : self._last_cut].sum() + values[self._first + self._cut :].sum()),
         )
 
-    def whole(self, *, gap_ratio: float, seconds: float, branchings: int, slack: float = math.inf) -> JointSolution:
+    def whole(
+        self,
+        *,
+        gap_ratio: float,
+        seconds: float,
+        branchings: int,
+        slack: float = math.inf,
+        moves: SliceMoves | None = None,
+    ) -> JointSolution:
         """The best whole numbers over the patterns so far, within the limits on work.
 
         Args:
             gap_ratio, seconds, branchings: The limits.
             slack: Slices and cuts that cost more than this beyond what they are worth, at the prices of the last
                 relaxation, are left out: no plan has any that is less than this above the relaxation.
+            moves: Slices that run, and how many of them may change; None for any number.
         """
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
@@ -184,6 +211,8 @@ class JointMaster:
             mip.changeColBounds(self._first + at, 0.0, 0.0)
         last = first + len(self.patterns)
         self._add_divisions(mip, first)
+        if moves is not None:
+            self._add_moves(mip, moves)
         make_whole(mip, range(self._first, last + len(self.divisions)))
         # Cut GPUs are chosen by slices, whose whole numbers decide: there the solver's own branching proves more.
         found = (
@@ -195,13 +224,12 @@ class JointMaster:
         if not len(values):
             return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
         unserved = values[len(self._flows) : self._first]
-        options, cuts = len(self.problem.slices), np.rint(values[self._first : first])
-        slices = {at: int(n) for at, n in enumerate(cuts[:options]) if n > 0}
-        cut = {at: int(n) for at, n in enumerate(cuts[options:]) if n > 0}
-        counts = {at: int(n) for at, n in enumerate(np.rint(values[first:last])) if n > 0}
-        divided = {at: int(n) for at, n in enumerate(np.rint(values[last : last + len(self.divisions)])) if n > 0}
+        cuts = self._first + len(self.problem.slices)
+        slices = _counted(values[self._first : cuts])
+        cut, spread = _counted(values[cuts : self._last_cut]), _counted(values[self._last_cut : first])
+        counts, divided = _counted(values[first:last]), _counted(values[last : last + len(self.divisions)])
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided)
+        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided, spread)
 
     def _add_divisions(self, mip: Any, first: int) -> None:
         """Every service of several that are alike is served by a division of its own; patterns provide its instances.
@@ -231,6 +259,17 @@ class JointMaster:
             columns = [*mine, len(self._flows) + service]
             add_row(mip, held.count, mip.inf, columns, [*(1.0 for _ in mine), 1 / held.workload.rate_rps])
 
+    def _add_moves(self, mip: Any, moves: SliceMoves) -> None:
+        """Slices of each shape beyond those that run, and those that run no more, come to no more than the moves."""
+        first, changed = mip.getNumCol(), list[int]()
+        for at, (options, running) in enumerate(moves.shapes):
+            changed += [first + 2 * at, first + 2 * at + 1]
+            for _ in range(2):
+                mip.addCol(0.0, 0.0, mip.inf, 0, np.zeros(0, np.int32), np.zeros(0))
+            columns = [*(self._first + i for i in options), *changed[-2:]]
+            add_row(mip, float(running), float(running), columns, [*(1.0 for _ in options), -1.0, 1.0])
+        add_row(mip, 0.0, float(moves.most), changed, [1.0] * len(changed))
+
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
         problem, model = self.problem, new_model(**limits)
@@ -258,14 +297,17 @@ class JointMaster:
             most = kind.gpu_type.available
             mine = [self._first + i for i in self._cuts_of(at)]
             add_row(model, -model.inf, model.inf if most is None else float(most), mine, [1.0] * len(mine))
-        cuts = list(range(self._first + len(problem.slices), self._first + self._cut))
+        cuts = list(range(self._first + len(problem.slices), self._last_cut))
         add_row(model, 0.0, model.inf, cuts, [1.0] * len(cuts))
         if problem.power_cap_w is not None:
             joules = [self._request_j(flow) for flow in self._flows]
             standing = [float(problem.standing_w[cut.machine]) for cut in problem.cuts]
             add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *cuts], [*joules, *standing])
-        for entries in self._slice_rows():
+        for entries in [*self._slice_rows(), *spread_rows(problem, self._spread)]:
             add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
+        for some, limit in problem.cut_limits:
+            limited = [self._first + len(problem.slices) + at for at in some]
+            add_row(model, 0.0, float(limit), limited, [1.0] * len(limited))
         return model, rows
 
     def _cut_columns(self) -> list[tuple[float, float]]:
@@ -276,7 +318,7 @@ class JointMaster:
             kind = problem.fleet[problem.machines[cut.machine].fleet].gpu_type
             cost = problem.objective.value(float(problem.standing_w[cut.machine]), kind.usd_per_hour, 1)
             found.append((cost, math.inf))
-        return found
+        return [*found, *((0.0, math.inf) for _ in self._spread)]
 
     def _most(self, one: SliceOption) -> int:
         """How many slices with an option serve all of its service."""
@@ -327,6 +369,11 @@ class JointMaster:
             return problem.slices[flow.option].request_j
         machine = problem.machines[flow.machine]
         return machine.clocked.request_j(problem.services[flow.service].variants[flow.variant].model)
+
+
+def _counted(values: FloatArray) -> dict[int, int]:
+    """Whole numbers by index, those above 0."""
+    return {at: int(n) for at, n in enumerate(np.rint(values)) if n > 0}
 
 
 class _Rows:

@@ -24,6 +24,7 @@ from joulery.policies.placement.joint.master import Duals, JointMaster, JointSol
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, check_request, problem_of
 from joulery.policies.placement.joint.result.assignment import assigned_gpus
 from joulery.policies.placement.joint.result.certificates import certificate_of, in_whole_gpus
+from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
 from joulery.policies.placement.provisioning.packing import Pattern
 
@@ -220,7 +221,8 @@ def _plan_of(
         # Requests of services that are alike are shared out afterwards: that may take more than was solved for.
         optimal=(optimal and value <= whole.value * (1 + _EXACT_RATIO)) or bound >= value * (1 - _EXACT_RATIO),
     )
-    return ProvisionPlan("joint", gpus, quality=quality_of(problem), certificate=certificate)
+    plan = ProvisionPlan("joint", gpus, quality=quality_of(problem), certificate=certificate)
+    return on_hosts_of(problem.request, plan)
 
 
 def quality_of(problem: JointProblem) -> Quality:

@@ -19,11 +19,27 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import PlanObjective
-from joulery.domain.gpu.provisioning import Workload
+from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.perf.instances import ClockedGpu, at_clock
 from joulery.perf.slices import SlicedGpu
-from joulery.policies.placement.joint.slices import MigCut, SliceOption, check_slices, cuts_of, part_scv, slice_options
-from joulery.policies.placement.provisioning.options import Item, Option, items_of
+from joulery.policies.placement.joint.slices import (
+    MigCut,
+    SliceChoice,
+    SliceOption,
+    check_slices,
+    cuts_of,
+    explain_slices,
+    part_scv,
+    slice_options,
+)
+from joulery.policies.placement.provisioning.options import (
+    Item,
+    Option,
+    fits_memory,
+    items_of,
+    may_use,
+    only_spot,
+)
 from joulery.policies.placement.provisioning.packing import Packing
 from joulery.policies.placement.provisioning.predict import GpuType
 from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batches_of, limit_ms
@@ -39,10 +55,12 @@ class Variant(NamedTuple):
     Attributes:
         model: Its name in the profiles of the GPU types.
         accuracy_ratio: As the user states it; NaN where there is no choice.
+        memory_bytes: GPU memory of one process of it; as the service says when None.
     """
 
     model: str
     accuracy_ratio: float = math.nan
+    memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +74,7 @@ class JointService:
         margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
         batches: Largest batches to choose among, for each number of equal parts of the rate; all of them, and any
             number of parts that the rules allow, where empty.
+        slices: Choices on slices; all of them where empty.
         names: Services alike that this one stands for, itself the first; each has instances of its own. Empty for one.
     """
 
@@ -65,11 +84,23 @@ class JointService:
     margin_ratio: float = 0.0
     batches: Mapping[int, frozenset[int]] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    slices: frozenset[SliceChoice] = frozenset()
 
     @property
     def count(self) -> int:
         """How many services it stands for."""
         return len(self.names) or 1
+
+    def answered_by(self, variant: int) -> Workload:
+        """The workload where one variant, by its index, answers all requests."""
+        each = self.variants[variant]
+        memory = self.workload.memory_bytes if each.memory_bytes is None else each.memory_bytes
+        return replace(self.workload, model=each.model, memory_bytes=memory)
+
+    def memory_bytes(self, variant: int) -> float:
+        """GPU memory of one process of a variant, by its index; NaN where unknown."""
+        known = self.answered_by(variant).memory_bytes
+        return math.nan if known is None else known
 
     def __post_init__(self) -> None:
         name = self.workload.id
@@ -146,12 +177,14 @@ class JointItem(NamedTuple):
         service, variant: Indices.
         rate_rps: The rate.
         part: The same as a part of the service's.
+        memory_bytes: GPU memory of the instance and its standby; 0 where unknown.
     """
 
     service: int
     variant: int
     rate_rps: float
     part: float
+    memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +223,8 @@ class JointProblem:
         standing_w: Power of an idle board and its host, float64[machines].
         slices: What may run on slices of GPUs.
         cuts: How GPUs can be cut.
+        cut_limits: Which cuts, by index, may be there how often together.
+        running_cuts: How many of the first cuts are those of GPUs that run.
     """
 
     request: JointRequest
@@ -202,6 +237,8 @@ class JointProblem:
     standing_w: FloatArray
     slices: tuple[SliceOption, ...] = ()
     cuts: tuple[MigCut, ...] = ()
+    cut_limits: tuple[tuple[tuple[int, ...], int], ...] = ()
+    running_cuts: int = 0
 
     @property
     def services(self) -> tuple[JointService, ...]:
@@ -246,7 +283,8 @@ def problem_of(request: JointRequest) -> JointProblem:
 
     An instance is provided for a whole part of its service's rate: all of it, a half, a third ... down to one of
     ``rules.max_replicas``, or smaller ones where the service needs more instances. How many requests it gets is a
-    matter of flows: instances of different parts may serve one service together.
+    matter of flows: instances of different parts may serve one service together. A service of at least so many replicas
+    has no larger part than one of them.
 
     Raises:
         InfeasibleError: A service can be served on none of the types.
@@ -269,16 +307,20 @@ def problem_of(request: JointRequest) -> JointProblem:
     options: list[tuple[tuple[Option, ...], ...]] = []
     for at, service in enumerate(services):
         before = len(items)
-        for count in range(1, rules.max_replicas + 1):
+        fewest = service.workload.replicas_min
+        for count in range(fewest, max(fewest, rules.max_replicas) + 1):
             _add_part(at, service, 1 / count, fleet, machines, rules, items, options)
-        count = rules.max_replicas + 1
+        count = max(fewest, rules.max_replicas) + 1
         while len(items) == before and at not in sliced and count <= _PARTS_MAX:
             for more in (count, math.ceil(1.25 * count), math.ceil(1.5 * count)):
                 _add_part(at, service, 1 / more, fleet, machines, rules, items, options)
             count = math.ceil(1.5 * count) + 1
         if len(items) == before and at not in sliced:
-            _explain(service, [each.gpu_type for each in fleet], rules)
-    packed = [Item(0, 1, each) for each in options]
+            _explain(service, fleet, rules)
+    packed = [
+        Item(item.service, round(1 / item.part), each, item.memory_bytes, rules.apart)
+        for item, each in zip(items, options, strict=True)
+    ]
     packings = tuple(Packing(machine.gpu_type, index, packed) for index, machine in enumerate(machines))
     models = [services[item.service].variants[item.variant].model for item in items]
     return JointProblem(
@@ -315,13 +357,15 @@ def _add_part(
     options: list[tuple[tuple[Option, ...], ...]],
 ) -> None:
     """Add what serves a part of a service, each variant for itself, where it fits on some machine."""
-    stream = RequestStream(service.workload.rate_rps * part, part_scv(service.workload.arrivals.scv, part))
-    for variant, each in enumerate(service.variants):
-        workload = replace(service.workload, model=each.model)
+    scv = part_scv(service.workload.arrivals.scv, part, rules.balancer)
+    stream = RequestStream(service.workload.rate_rps * part, scv)
+    for variant in range(len(service.variants)):
+        workload = service.answered_by(variant)
         limits = [_limits(kind.gpu_type, workload, stream, rules, service, part) for kind in fleet]
-        found = tuple(_options(machine, each.model, limits[machine.fleet]) for machine in machines)
+        found = tuple(_options(machine, workload.model, limits[machine.fleet]) for machine in machines)
         if any(found):
-            items.append(JointItem(at, variant, stream.rate_rps, part))
+            memory_bytes = PROCESSES_PER_INSTANCE * (workload.memory_bytes or 0.0)
+            items.append(JointItem(at, variant, stream.rate_rps, part, memory_bytes))
             options.append(found)
 
 
@@ -334,7 +378,7 @@ def _limits(
     the safe side there.
     """
     model = kind.profile.models.get(workload.model)
-    if model is None:
+    if model is None or not may_use(workload, kind) or not fits_memory(workload, kind):
         return []
     found, margin_ratio = [], service.margin_ratio
     for batch in batches_of(rules, workload, stream):
@@ -359,12 +403,16 @@ def _options(machine: ClockedType, model: str, limits: Sequence[tuple[int, float
     return tuple(sorted(found, key=lambda option: (option.units, option.process.batch)))
 
 
-def _explain(service: JointService, types: Sequence[GpuType], rules: Rules) -> None:
+def _explain(service: JointService, fleet: Sequence[JointFleet], rules: Rules) -> None:
     """Raise the error that says why a service can be served on none of the types."""
-    for each in service.variants:
-        known = [kind for kind in types if each.model in kind.profile.models]
-        if known:
-            items_of(replace(service.workload, model=each.model), 0, known, rules)
+    types = [each.gpu_type for each in fleet]
+    for variant in range(len(service.variants)):
+        workload = service.answered_by(variant)
+        if any(workload.model in kind.profile.models for kind in types):
+            items_of(workload, 0, types, rules)
+    if not any(may_use(service.workload, kind) for kind in types):
+        raise only_spot(service.workload)
+    explain_slices(service, fleet)
     raise InfeasibleError(
         f"service {service.workload.id} cannot be served within its SLO and the margin it needs",
         binding=f"latency of {service.workload.id}",

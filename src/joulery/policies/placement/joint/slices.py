@@ -11,11 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.mig import MigProfile
 from joulery.perf.slices import BatchCurve, SlicedGpu, SliceProcess, largest_batch
+from joulery.policies.placement.provisioning.options import may_use
+from joulery.policies.placement.provisioning.rules import Balancer
 
 if TYPE_CHECKING:
-    from joulery.policies.placement.joint.problem import ClockedType, JointRequest, JointService
+    from joulery.policies.placement.joint.problem import ClockedType, JointFleet, JointRequest, JointService
 
 _GAIN = 1.05
 """More processes on a slice count as another choice only if they may keep so many times the rate of fewer."""
@@ -46,6 +49,16 @@ class SliceOption(NamedTuple):
         return self.process.curve.processes
 
 
+class SliceChoice(NamedTuple):
+    """What may run on slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
+
+    model: str
+    type: str
+    clock_mhz: float
+    slice: str
+    processes: int
+
+
 class MigCut(NamedTuple):
     """One way to cut the GPUs of a machine: how many slices of each kind of the menu."""
 
@@ -53,12 +66,14 @@ class MigCut(NamedTuple):
     counts: tuple[int, ...]
 
 
-def part_scv(scv: float, part: float) -> float:
-    """Variation of the gaps of a part of a stream whose requests are dealt out as evenly as can be.
+def part_scv(scv: float, part: float, balancer: Balancer = Balancer.TURNS) -> float:
+    """Variation of the gaps of a part of a stream.
 
-    A gap is the sum of as many gaps as requests are dealt to others in between, one more or less: for ``1 / part``
-    whole, ``scv * part``.
+    Dealt out as evenly as can be, a gap is the sum of as many gaps as requests go to others in between, one more or
+    less: for ``1 / part`` whole, ``scv * part``. Dealt out at random, it is the sum of a geometric number of them.
     """
+    if balancer is Balancer.RANDOM:
+        return 1 + (scv - 1) * part
     odd = (1 / part) % 1.0
     odd = 0.0 if min(odd, 1 - odd) < 1e-9 else odd
     return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
@@ -80,6 +95,8 @@ def slice_options(
 ) -> tuple[SliceOption, ...]:
     """What may run on slices, without choices that another one of the same slice is better than at every rate.
 
+    Where a service names its choices, all of those: one that runs is not to be stopped for an equal one.
+
     Args:
         request: What is asked.
         machines: GPU types at their clocks.
@@ -91,17 +108,54 @@ def slice_options(
         if sliced is None:
             continue
         for owner, service in enumerate(request.services):
+            if not may_use(service.workload, machine.gpu_type):
+                continue
             for variant, each in enumerate(service.variants):
                 for index, profile in enumerate(sliced.menu.profiles):
                     if request.alone and profile.compute_slices < sliced.menu.compute_slices:
                         continue
                     curves = sliced.table.of(each.model, profile.size)
-                    tried = _tried(curves[:1] if request.alone else curves, machine, service, margins_of[owner])
+                    known = [one for one in curves if _fits(one.processes, service, variant, profile)]
+                    known = _chosen(known, service, each.model, machine, profile)
+                    tried = _tried(known[:1] if request.alone else known, machine, service, margins_of[owner])
                     some = [
                         _option(request, sliced, (owner, variant, at, index), one, margins_of[owner]) for one in tried
                     ]
-                    found += _undominated([one for one in some if one is not None])
+                    usable = [one for one in some if one is not None]
+                    found += usable if service.slices else _undominated(usable)
     return tuple(_fewest(request, found))
+
+
+def _fits(processes: int, service: JointService, variant: int, profile: MigProfile) -> bool:
+    """Whether processes fit into the memory of a slice, as far as theirs is known; nothing stands by beside them."""
+    return processes * (service.answered_by(variant).memory_bytes or 0.0) <= profile.memory_bytes
+
+
+def _chosen(
+    curves: Sequence[BatchCurve], service: JointService, model: str, machine: ClockedType, profile: MigProfile
+) -> list[BatchCurve]:
+    """The curves among which a service may choose there."""
+    if not service.slices:
+        return list(curves)
+    name, clock_mhz = machine.gpu_type.name, round(machine.clocked.clock_mhz, 6)
+    return [one for one in curves if SliceChoice(model, name, clock_mhz, profile.name, one.processes) in service.slices]
+
+
+def explain_slices(service: JointService, fleet: Sequence[JointFleet]) -> None:
+    """Raise the error for a service whose processes fit into the memory of no slice; nothing where one fits."""
+    sliced = [(kind.gpu_type.name, kind.sliced.menu) for kind in fleet if kind.sliced is not None]
+    menus = [(profile.memory_bytes, f"{profile.name} of {name}") for name, menu in sliced for profile in menu.profiles]
+    needed = min(service.answered_by(at).memory_bytes or 0.0 for at in range(len(service.variants)))
+    most, largest = max(menus, default=(math.inf, ""))
+    if needed > most:
+        name = service.workload.id
+        raise InfeasibleError(
+            f"service {name}: a process takes {needed / 1e9:.3g} GB, but the largest slice, {largest}, has "
+            f"{most / 1e9:.3g} GB",
+            binding=f"memory of {name}",
+            nearest={"workload": name, "memory_bytes": needed},
+            hint="add a GPU type with more memory, or serve a smaller model",
+        )
 
 
 def _tried(
@@ -112,9 +166,11 @@ def _tried(
     found = []
     for curve in curves:
         batch = largest_batch(curve, machine.speed, slo, margin_ratio, most)
-        if batch and (one := SliceProcess(curve, batch, machine.speed)).full_rps > best * _GAIN:
-            best = one.full_rps
-            found.append(one)
+        if batch:
+            one = SliceProcess(curve, batch, machine.speed)
+            if service.slices or one.full_rps > best * _GAIN:
+                best = one.full_rps
+                found.append(one)
     return found
 
 
@@ -125,9 +181,10 @@ def _option(
     owner, profile = where[0], sliced.menu.profiles[where[3]]
     workload = request.services[owner].workload
     # Requests are dealt out in turn, so the fewer of them come here, the more even they are.
-    part = min(1.0, process.full_rps / workload.rate_rps) / process.curve.processes
-    capacity = process.capacity_rps(workload.slo, part_scv(workload.arrivals.scv, part), margin)
-    capacity = min(capacity, workload.rate_rps)
+    most_rps = workload.rate_rps / workload.replicas_min
+    part = min(most_rps, process.full_rps) / workload.rate_rps / process.curve.processes
+    scv = part_scv(workload.arrivals.scv, part, request.rules.balancer)
+    capacity = min(process.capacity_rps(workload.slo, scv, margin), most_rps)
     if capacity <= 0:
         return None
     return SliceOption(*where, process, capacity, process.kernel_s * sliced.slice_w(profile, process.speed))
@@ -152,7 +209,7 @@ def _fewest(request: JointRequest, options: Sequence[SliceOption]) -> list[Slice
 
 def _serves_all(request: JointRequest, one: SliceOption) -> bool:
     service = request.services[one.service]
-    enough = one.capacity_rps >= service.workload.rate_rps * (1 - 1e-9)
+    enough = one.capacity_rps >= service.workload.rate_rps / service.workload.replicas_min * (1 - 1e-9)
     accuracy = service.variants[one.variant].accuracy_ratio
     return enough and (service.floor_ratio == 0 or accuracy >= service.floor_ratio - 1e-12)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,21 +103,9 @@ def solve(
         available: GPUs there are, by type; types without a limit are not in it.
         rules: The objective, for ties.
     """
-    model = new_model(gap_ratio=1e-6, seconds=_SECONDS)
-    for line in lines:
-        tie = line.candidate.power_w(line.candidate.rate_rps) if rules.objective == "cost" else 0.0
-        _column(model, line.fixed + _TIE * tie, 0.0)
-    for line in lines:
-        _column(model, line.slope, 0.0)
-    many = len(lines)
-    for name, rate in rates_rps.items():
-        mine = [at for at, line in enumerate(lines) if line.candidate.group.service.name == name]
-        add_row(model, rate, rate, [many + at for at in mine], [1.0] * len(mine))
-    for at, line in enumerate(lines):
-        add_row(model, 0.0, np.inf, [at, many + at], [line.candidate.rate_rps, -1.0])
-    for name, most in available.items():
-        mine = [at for at, line in enumerate(lines) if line.candidate.group.gpu.name == name]
-        add_row(model, 0.0, float(most), mine, [float(lines[at].candidate.group.gpus) for at in mine])
+    cost = rules.objective == "cost"
+    ties = [_TIE * line.candidate.power_w(line.candidate.rate_rps) if cost else 0.0 for line in lines]
+    model, many = _program(lines, rates_rps, available, ties), len(lines)
     make_whole(model, range(many))
     status = run(model)
     if status is SolveStatus.INFEASIBLE:
@@ -131,6 +119,44 @@ def solve(
         if found and round(values[at]) > 0 and values[many + at] > 1e-9
     )
     return SolvedShares(shares, float(info.mip_dual_bound))
+
+
+def pool_prices(
+    lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int]
+) -> dict[str, float]:
+    """What one more GPU of each type would save where fractions of replicas could be had; from 0.
+
+    Args:
+        lines, rates_rps, available: As for :func:`solve`.
+    """
+    if not available:
+        return {}
+    model = _program(lines, rates_rps, available, [0.0] * len(lines))
+    if run(model) is not SolveStatus.OPTIMAL:
+        return dict.fromkeys(available, 0.0)
+    duals = np.asarray(model.getSolution().row_dual, np.float64)[-len(available) :]
+    return {name: max(0.0, -float(dual)) for name, dual in zip(available, duals, strict=True)}
+
+
+def _program(
+    lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int], ties: Sequence[float]
+) -> Any:
+    """The program in fractions of replicas: their numbers first, then their rates; the rows of GPU types last."""
+    model = new_model(gap_ratio=1e-6, seconds=_SECONDS)
+    for line, tie in zip(lines, ties, strict=True):
+        _column(model, line.fixed + tie, 0.0)
+    for line in lines:
+        _column(model, line.slope, 0.0)
+    many = len(lines)
+    for name, rate in rates_rps.items():
+        mine = [at for at, line in enumerate(lines) if line.candidate.group.service.name == name]
+        add_row(model, rate, rate, [many + at for at in mine], [1.0] * len(mine))
+    for at, line in enumerate(lines):
+        add_row(model, 0.0, np.inf, [at, many + at], [line.candidate.rate_rps, -1.0])
+    for name, most in available.items():
+        mine = [at for at, line in enumerate(lines) if line.candidate.group.gpu.name == name]
+        add_row(model, 0.0, float(most), mine, [float(lines[at].candidate.group.gpus) for at in mine])
+    return model
 
 
 def _column(model: object, cost: float, low: float) -> None:

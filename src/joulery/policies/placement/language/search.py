@@ -19,6 +19,7 @@ from joulery.perf.llm.predictor import LlmPredictor
 from joulery.perf.llm.replica import steady_state
 from joulery.policies.placement.language.candidates import RefusedGroup, ReplicaCandidate, ReplicaGroup, candidates
 from joulery.policies.placement.language.master import ReplicaShare, line_below, solve, undominated
+from joulery.policies.placement.language.prices import certificate_of
 from joulery.policies.placement.language.task import LanguageGpu, LanguageRules, LanguageService
 
 
@@ -46,12 +47,13 @@ Judge = Callable[[ServedReplicas], tuple[tuple[str, float], ...]]
 
 
 class _Searched(NamedTuple):
-    """A service with what may answer it."""
+    """A service with what may answer it, and what its quality alone keeps from answering."""
 
     service: LanguageService
     eligible: tuple[object, ...]
     found: list[ReplicaCandidate]
     refused: list[RefusedGroup]
+    barred: list[ReplicaCandidate]
 
 
 def plan_language(
@@ -106,6 +108,9 @@ def plan_language(
         rules.pue,
         source,
         notes,
+        certificate=certificate_of(
+            lines, services, available, rules, [candidate for each in searched for candidate in each.barred]
+        ),
     )
 
 
@@ -144,19 +149,25 @@ def _search(
         )
     found: list[ReplicaCandidate] = []
     refused: list[RefusedGroup] = []
-    for variant in eligible:
-        for gpu in gpus:
-            for count in variant.gpus:
-                if gpu.available is not None and count > gpu.available:
-                    continue
-                made = candidates(ReplicaGroup(service, variant, gpu, count), predictor, rules)
-                if isinstance(made, RefusedGroup):
-                    refused.append(made)
-                else:
-                    found += made
+    barred: list[ReplicaCandidate] = []
+    groups = [
+        ReplicaGroup(service, variant, gpu, count)
+        for variant in service.variants
+        for gpu in gpus
+        for count in variant.gpus
+        if gpu.available is None or count <= gpu.available
+    ]
+    for group in groups:
+        made = candidates(group, predictor, rules)
+        if group.variant not in eligible:
+            barred += [] if isinstance(made, RefusedGroup) else made
+        elif isinstance(made, RefusedGroup):
+            refused.append(made)
+        else:
+            found += made
     if not found:
         raise _infeasible(service, refused)
-    return _Searched(service, eligible, found, refused)
+    return _Searched(service, eligible, found, refused, barred)
 
 
 def _alike(searched: _Searched, rules: LanguageRules) -> list[ServedReplicas]:

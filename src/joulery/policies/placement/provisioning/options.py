@@ -112,8 +112,8 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
     if not any(may_use(workload, gpu_type) for gpu_type in known):
         raise only_spot(workload)
     known = [gpu_type for gpu_type in known if may_use(workload, gpu_type)]
-    if not any(_fits_memory(workload, gpu_type) for gpu_type in known):
-        raise _too_large(workload, known)
+    if not any(fits_memory(workload, gpu_type) for gpu_type in known):
+        raise too_large(workload, known)
     if not any(_options(workload, _HARDLY_ANY, gpu_type, rules) for gpu_type in known):
         raise _too_fast(workload, known, rules)
     fewest = workload.replicas_min
@@ -170,7 +170,7 @@ def _item(workload: Workload, kind: int, replicas: int, types: Sequence[GpuType]
 def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules: Rules) -> tuple[Option, ...]:
     """Every batch with which a replica fits on one type, the one with the fewest units first."""
     gpu, model = gpu_type.profile.gpu, gpu_type.profile.models.get(workload.model)
-    if model is None or not may_use(workload, gpu_type) or not _fits_memory(workload, gpu_type):
+    if model is None or not may_use(workload, gpu_type) or not fits_memory(workload, gpu_type):
         return ()
     found: list[Option] = []
     for batch in batches_of(rules, workload, stream):
@@ -200,14 +200,14 @@ def only_spot(workload: Workload) -> InfeasibleError:
     )
 
 
-def _fits_memory(workload: Workload, gpu_type: GpuType) -> bool:
+def fits_memory(workload: Workload, gpu_type: GpuType) -> bool:
     """Whether a process and its standby fit into the memory of a GPU, as far as both are known."""
     if workload.memory_bytes is None or gpu_type.memory_bytes is None:
         return True
     return PROCESSES_PER_INSTANCE * workload.memory_bytes <= gpu_type.memory_bytes
 
 
-def _too_large(workload: Workload, types: Sequence[GpuType]) -> InfeasibleError:
+def too_large(workload: Workload, types: Sequence[GpuType]) -> InfeasibleError:
     """The error for a model that fits into the memory of no GPU type."""
     largest = max(types, key=lambda each: each.memory_bytes or 0.0)
     needed = PROCESSES_PER_INSTANCE * (workload.memory_bytes or 0.0)

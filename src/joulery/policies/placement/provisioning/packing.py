@@ -82,6 +82,7 @@ class Packing:
         power_w, cache_percent: Least power and cache use of each item, float64[items].
         memory_bytes: Memory of each item and its standby, float64[items]; 0 where unknown.
         memory_limit_bytes: Memory of the GPU; infinite where unknown.
+        rivals: Which items no GPU may hold beside each other, bool[items, items]; None where there are none.
         unsure: Patterns that were not found to fit, without a proof that they do not.
     """
 
@@ -91,6 +92,7 @@ class Packing:
         self.capacity = units_of(self.gpu)
         self._options = [item.options[type_index] for item in items]
         self._kind, self._apart = [item.kind for item in items], [item.apart for item in items]
+        self.rivals = _rivals(items)
         self.memory_bytes = np.array([item.memory_bytes for item in items], np.float64)
         self.memory_limit_bytes = math.inf if gpu_type.memory_bytes is None else gpu_type.memory_bytes
         self.alone = np.array([some[0].units if some else NEVER for some in self._options], np.int64)
@@ -229,6 +231,14 @@ class Packing:
     def _allocated(self, pattern: Pattern, options: tuple[Option, ...], most: int) -> PackedGpu | None:
         units = allocate(self.gpu, [o.process for o in options], [o.units for o in options], most)
         return None if units is None else PackedGpu(pattern, options, tuple(units))
+
+
+def _rivals(items: Sequence[Item]) -> npt.NDArray[np.bool_] | None:
+    """Which items are replicas of one service that must not share a GPU; an item is a rival of its own copies."""
+    if not any(item.apart for item in items):
+        return None
+    kind, apart = np.array([item.kind for item in items]), np.array([item.apart for item in items])
+    return np.asarray((kind[:, None] == kind[None, :]) & (apart[:, None] | apart[None, :]))
 
 
 def _combinations(

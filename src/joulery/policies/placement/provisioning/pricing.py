@@ -161,7 +161,10 @@ class Pricer:
         """Copies of each item that may still join each pattern."""
         used = np.zeros((len(patterns), len(self.copies)), np.int64)
         np.add.at(used, (np.repeat(np.arange(len(patterns)), patterns.shape[1]), patterns.ravel()), 1)
-        return np.asarray(self.copies[None, :] - used, np.int64)
+        left = np.asarray(self.copies[None, :] - used, np.int64)
+        if self.packing.rivals is not None:
+            left[self.packing.rivals[patterns].any(axis=1)] = 0
+        return left
 
 
 class _Level(NamedTuple):

@@ -13,7 +13,7 @@ from joulery.domain.format import number, percent, si
 from joulery.domain.gpu.optimum import PlanCertificate, PlanObjective
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.ui.reports.plan.shares_text import alike, pictures, usd
+from joulery.ui.reports.plan.shares_text import alike, pictures, usd, violations_view
 
 if TYPE_CHECKING:
     from joulery.app.planning.plans import SitePlan
@@ -32,6 +32,8 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
         parts.append(_moves(made.moves))
     said = _simulated(made, certificate)
     parts += [said] if said is not None else []
+    if plan.violations:
+        parts.append(violations_view(plan.violations))
     if explain:
         parts += [Text(), _explanation(plan, certificate)]
     if made.others:
@@ -73,7 +75,10 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     carbon = "" if grams is None else f", {grams:,.4g} g CO2/h"
     text = Text(f"{plan.policy}: {fleet}, {watts(certificate.power_w)}{carbon}, {usd(plan.usd_per_hour)}/h; ")
     text.append(f"least {certificate.objective.name}; ")
-    text.append("every service within its SLO by the model", "green")
+    if plan.violations:
+        text.append("not within the limits of the site", "bold red")
+    else:
+        text.append("every service within its SLO by the model", "green")
     bound = value_text(certificate.objective, certificate.bound)
     if not certificate.bound > 0 and not certificate.optimal:
         text.append(f"\n{certificate.method}", "dim")
@@ -166,6 +171,9 @@ def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
             f"binding: {binding.what} of {binding.workload} on GPU {(binding.gpu or 0) + 1}, "
             f"{percent(binding.slack_ratio, 2)} slack"
         )
+    unknown = sorted({each.workload for gpu in plan.gpus for each in gpu.instances if math.isnan(each.memory_bytes)})
+    if unknown:
+        lines.append(f"GPU memory is not checked for {', '.join(unknown)}: state services[].memory to have it checked")
     dearest = sorted(
         certificate.demand_price, key=lambda name: -certificate.demand_price[name] * certificate.rates_rps[name]
     )

@@ -134,7 +134,38 @@ def explanation(plan: LanguagePlan) -> list[str]:
     best = min((each for each in plan.alternatives if each.gpus), key=lambda one: one.usd_per_hour, default=None)
     if best is not None:
         lines.append(f"one kind of replica alone costs ${best.usd_per_hour:.2f}/h or more")
-    return [*lines, *plan.notes]
+    return [*lines, *worth(plan), *plan.notes]
+
+
+def worth(plan: LanguagePlan) -> list[str]:
+    """What further requests, GPUs, looser limits and other models are worth; one sentence each."""
+    proof = plan.certificate
+    if proof is None:
+        return []
+    unit = plan.objective
+
+    def said(value: float) -> str:
+        return {"cost": f"${value:,.3g}/h", "energy": si(value, "W"), "carbon": f"{value:,.3g} g/h"}[unit]
+
+    lines = [
+        f"a tenth more requests of {name} would cost about {said(price * proof.rates_rps[name] / 10)}"
+        for name, price in proof.demand_price.items()
+    ]
+    lines += [
+        f"one {name} more would save about {said(price)}" for name, price in proof.pool_price.items() if price > 0
+    ]
+    for each in proof.looser:
+        if each.what == "quality":
+            lower = f"a quality of {percent(each.then)} instead of {percent(each.now)}"
+            lines.append(f"{each.service}: {lower} would save about {said(each.saves)}, with {each.model}")
+        else:
+            longer = f"{_NAMES[each.what]} within {si(each.then, 's')} instead of {si(each.now, 's')}"
+            lines.append(f"{each.service}: {longer} would save about {said(each.saves)}")
+    return [
+        *lines,
+        f"these prices prove that no plan has less than {said(proof.relaxed)}; they hold for small changes, in "
+        "fractions of replicas",
+    ]
 
 
 def _binding(each: LanguageReplicas) -> str:

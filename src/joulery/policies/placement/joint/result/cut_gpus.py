@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,19 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.policies.placement.joint.master import Flow, JointSolution
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
+from joulery.policies.placement.joint.spread import coloured, spread_slices
+
+PlacedSlice = tuple[SliceOption, float]
+"""What runs on a slice, and the requests a second that it gets."""
 
 
 def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:
     """The cut GPUs of a solution, and how many instances each service has on them.
 
     Slices are given out GPU by GPU, the largest cuts first; an instance that gets no requests is left out, and so is a
-    GPU without instances.
+    GPU without instances. Where replicas stay apart, no GPU has two of one service.
     """
-    waiting: dict[tuple[int, int], list[tuple[SliceOption, float]]] = defaultdict(list)
+    waiting: dict[tuple[int, int], list[PlacedSlice]] = defaultdict(list)
     counts: Counter[int] = Counter()
     for at, count in sorted(whole.slices.items()):
         one = problem.slices[at]
@@ -32,14 +37,43 @@ def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedG
     gpus, replicas = [], Counter[int]()
     for at, count in sorted(whole.cuts.items()):
         cut = problem.cuts[at]
+        spread = _spread(problem, whole, at, waiting) if problem.request.rules.apart else None
         for _ in range(count):
-            mine = []
-            for profile, slices in enumerate(cut.counts):
-                queue = waiting[(cut.machine, profile)]
-                mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
+            mine: list[PlacedSlice] = []
+            if spread is not None:
+                mine = spread.pop(0) if spread else []
+            else:
+                for profile, slices in enumerate(cut.counts):
+                    queue = waiting[(cut.machine, profile)]
+                    mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
             if mine:
                 gpus.append(sliced_gpu(problem, cut.machine, mine, replicas))
     return gpus, dict(counts)
+
+
+def _spread(
+    problem: JointProblem, whole: JointSolution, at: int, waiting: Mapping[tuple[int, int], list[PlacedSlice]]
+) -> list[list[PlacedSlice]]:
+    """What runs on each GPU of one cut, no two instances of a service on one; takes it from ``waiting``."""
+    cut, gpus = problem.cuts[at], whole.cuts[at]
+    placed: list[PlacedSlice] = []
+    edges: list[tuple[int, int]] = []
+    used: Counter[int] = Counter()
+    first = list(itertools.accumulate(cut.counts, initial=0))
+    for index, one in enumerate(spread_slices(problem)):
+        if one.cut != at:
+            continue
+        queue = waiting[(cut.machine, one.profile)]
+        mine = [each for each in queue if each[0].service == one.service][: whole.spread.get(index, 0)]
+        for each in mine:
+            queue.remove(each)
+            edges.append((one.service, first[one.profile] + used[one.profile] // gpus))
+            used[one.profile] += 1
+            placed.append(each)
+    found: list[list[PlacedSlice]] = [[] for _ in range(gpus)]
+    for each, gpu in zip(placed, coloured(edges, gpus), strict=True):
+        found[gpu].append(each)
+    return found
 
 
 def numbered(gpus: Sequence[PlannedGpu], count: Mapping[str, int]) -> tuple[PlannedGpu, ...]:
@@ -51,7 +85,7 @@ def numbered(gpus: Sequence[PlannedGpu], count: Mapping[str, int]) -> tuple[Plan
 
 
 def sliced_gpu(
-    problem: JointProblem, machine: int, chosen: Sequence[tuple[SliceOption, float]], replicas: Counter[int]
+    problem: JointProblem, machine: int, chosen: Sequence[PlacedSlice], replicas: Counter[int]
 ) -> PlannedGpu:
     """One cut GPU.
 
@@ -83,6 +117,7 @@ def sliced_gpu(
         clock_ceiling_mhz=clocked.clock_max_mhz if problem.power_cap_w is None else clocked.clock_mhz,
         idle_w=clocked.idle_w,
         host_w=clocked.host_w,
+        memory_limit_bytes=math.nan if held.gpu_type.memory_bytes is None else held.gpu_type.memory_bytes,
     )
 
 
@@ -111,6 +146,7 @@ def _instance(problem: JointProblem, menu: MigMenu, one: SliceOption, rate_rps: 
         provided_rps=one.capacity_rps,
         slice=profile.name,
         processes=one.processes,
+        memory_bytes=service.memory_bytes(one.variant),
     )
 
 

@@ -13,7 +13,11 @@ from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.joint.master import Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.result.cut_gpus import cut_gpus, numbered
+from joulery.policies.placement.joint.slices import part_scv
 from joulery.policies.placement.provisioning.packing import PackedGpu
+
+_EVEN = 1e-9
+"""Variation of gaps below which requests come evenly spaced."""
 
 
 def gpus_of(
@@ -130,7 +134,8 @@ def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[ChosenIns
     instances = []
     for each, one, times, power in zip(placed, serving, found.times, found.powers, strict=True):
         service = problem.services[each.service]
-        evenly = service.workload.arrivals.scv == 0
+        part = min(1.0, each.provided_rps / service.workload.rate_rps)
+        evenly = part_scv(service.workload.arrivals.scv, part, problem.request.rules.balancer) < _EVEN
         wait_s = (one.batch - 1) / each.provided_rps if evenly else 0.0
         coefficients = gpu.profile[one.model]
         transfer = one.batch / gpu.profile.gpu.pcie_bytes_per_ms * (coefficients.pcie_contention if shared else 1.0)
@@ -153,6 +158,7 @@ def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[ChosenIns
                 overhead_w=power.overhead_w,
                 requests_w=power.requests_w,
                 provided_rps=each.provided_rps,
+                memory_bytes=service.memory_bytes(each.variant),
             )
         )
     demand = demand_w(gpu.profile.gpu, neighbourhood(gpu, serving))
@@ -169,6 +175,7 @@ def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[ChosenIns
         clock_ceiling_mhz=gpu.clock_max_mhz if problem.power_cap_w is None else gpu.clock_mhz,
         idle_w=found.idle_w,
         host_w=found.host_w,
+        memory_limit_bytes=math.nan if machine.gpu_type.memory_bytes is None else machine.gpu_type.memory_bytes,
     )
 
 

@@ -1,11 +1,12 @@
 """The next joint plan from the one that runs: known patterns, running instances, and at most so many moves.
 
 Only the batches that the running plan's best patterns use are sized again for today's rates; column generation then
-starts from those patterns. Where moves are limited, every running GPU has a list of what it may become
-(:mod:`joulery.policies.placement.joint.successors`), and one program chooses for all of them. A clock is no move.
+starts from those patterns. Where moves are limited, every running GPU has a list of what it may become (module
+``successors``), and one program chooses for all of them. A clock is no move. GPUs that are cut into slices keep their
+cuts (module ``running_slices``).
 
 The plan has no bound of its own: sizes and parts that the running plan did not use are not looked at. Where it cannot
-serve everything, and where GPUs may be cut into slices, the plan is made afresh.
+serve everything, and where shares compete with slices, the plan is made afresh.
 """
 
 from __future__ import annotations
@@ -22,12 +23,20 @@ from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.highs import add_row, make_whole, new_model, run
+from joulery.policies.placement.joint.following.running_slices import next_on_slices, sliced_problem
+from joulery.policies.placement.joint.following.successors import (
+    GpuSuccessor,
+    KeptLimits,
+    RunningGroup,
+    groups_of,
+    successors,
+)
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
-from joulery.policies.placement.joint.successors import GpuSuccessor, KeptLimits, RunningGroup, groups_of, successors
 
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
@@ -40,6 +49,8 @@ _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
 """Services for which a plan is made from the running one; more are planned afresh."""
+_NO_BETTER = 0.002
+"""What is running is kept where another plan on slices saves no more than this."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
@@ -93,8 +104,10 @@ def replan(
         ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
     """
     effort = effort or WarmEffort()
-    # Slices come from a table, nothing is known of them here; many services are planned afresh in less time.
-    if any(kind.sliced is not None for kind in request.fleet) or len(request.services) > _SERVICES:
+    if any(kind.sliced is not None for kind in request.fleet):
+        cut = _on_slices(request, before, max_moves, effort)
+        return _afresh(request, before, max_moves) if cut is None else cut
+    if len(request.services) > _SERVICES:  # many services are planned afresh in less time
         return _afresh(request, before, max_moves)
     try:
         problem = problem_of(narrowed(request, before))
@@ -108,6 +121,41 @@ def replan(
     if max_moves is not None and (found is None or found.moves.moves > max_moves):
         found = _limited(problem, before, patterns, max_moves, effort)
     return _afresh(request, before, max_moves) if found is None else found
+
+
+def _on_slices(
+    request: JointRequest, before: ProvisionPlan, max_moves: int | None, effort: WarmEffort
+) -> WarmPlan | None:
+    """The next plan on MIG slices; None where it has to be made afresh."""
+    try:
+        problem = sliced_problem(request, before)
+    except InfeasibleError:  # the choices that were used do not serve today's rates
+        return None
+    if problem is None:
+        return None
+
+    def made(most: int | None) -> WarmPlan | None:
+        gpus = next_on_slices(problem, before, most, effort.gap_ratio, effort.branchings, effort.seconds)
+        return _followed(problem, before, gpus) if gpus else None
+
+    free = made(None)
+    if free is None:
+        return None
+    # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
+    kept = made(0)
+    tries = [free, kept]
+    if max_moves is not None and free.moves.moves > max_moves > 0:
+        tries += [made(max_moves), made(max_moves // 2)]
+    within = [each for each in tries if each is not None and (max_moves is None or each.moves.moves <= max_moves)]
+    if not within:
+        raise _too_many_moves(free.moves, len(free.plan.gpus), max_moves or 0)
+    best = min(within, key=_value)
+    return kept if kept in within and _value(kept) <= _value(best) * (1 + _NO_BETTER) else best
+
+
+def _value(found: WarmPlan) -> float:
+    assert found.plan.certificate is not None  # joint plans have one
+    return found.plan.certificate.value
 
 
 def _unlimited(
@@ -238,7 +286,9 @@ def planned_from(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> Provision
         available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
     )
-    return ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
+    return on_hosts_of(
+        problem.request, ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)
+    )
 
 
 def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
@@ -263,6 +313,7 @@ def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
         power_price=old.power_price,
         costs=tuple(each for each in old.costs if each.service in served),
         patterns=patterns,
+        slices=tuple(each for each in old.slices if each.service in served),
     )
 
 
@@ -276,13 +327,17 @@ def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None)
     plan = replace(plan, gpus=continued(before.gpus, plan.gpus))
     moves = moves_between(before.gpus, plan.gpus)
     if max_moves is not None and moves.moves > max_moves:
-        raise InfeasibleError(
-            f"no plan for these rates was found within {max_moves} moves; one takes {moves.moves}",
-            binding="moves",
-            nearest={"gpus": len(plan.gpus), "moves": moves.moves},
-            hint="raise plan.moves",
-        )
+        raise _too_many_moves(moves, len(plan.gpus), max_moves)
     return WarmPlan(plan, moves, fresh=True)
+
+
+def _too_many_moves(moves: PlanMoves, gpus: int, max_moves: int) -> InfeasibleError:
+    return InfeasibleError(
+        f"no plan for these rates was found within {max_moves} moves; one takes {moves.moves}",
+        binding="moves",
+        nearest={"gpus": gpus, "moves": moves.moves},
+        hint="raise plan.moves",
+    )
 
 
 def _limited(

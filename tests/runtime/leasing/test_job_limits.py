@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from joulery.app.wiring.limited_devices import limited_cpus
 from joulery.domain.cluster import Placement
 from joulery.domain.gpu.device import DeviceSpec
 from joulery.policies.clocks.power_limit import PowerLimitTuner
+from joulery.runtime.leasing.job_limits import JobLimits
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.limited_device import LimitedDevice
-from joulery.runtime.schedule.power_limits import JobLimits
-from joulery.store.jobs import JobLimitBook
+from joulery.store.jobs import JobLimitBook, NodeNotes
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
 from tests.fakes.powercap import limits as powercap_limits
@@ -43,7 +44,8 @@ class NoWatchdog:
 class Node:
     """A node with two boards whose jobs draw up to their limit; time is moved by hand."""
 
-    def __init__(self, folder: Path, **board: Any) -> None:
+    def __init__(self, folder: Path, shared: Path | None = None, **board: Any) -> None:
+        self.shared = shared
         running = {"busy": 100, "demand_mw": 390_000, **board}
         self.nvml = NvmlFake(gpu(A100, **running), gpu(A100, 1, **running))
         self.now_s = 1000.0
@@ -71,7 +73,16 @@ class Node:
             for number in range(2)
         }
         progress = lambda job: self.reported.get(job, (math.nan, math.nan))  # noqa: E731
-        return JobLimits(TUNER, gpus, lambda: self.placed, progress, self.holder, self.book, self.said.append)
+        return JobLimits(
+            TUNER,
+            gpus,
+            lambda: self.placed,
+            progress,
+            self.holder,
+            self.book,
+            self.said.append,
+            notes=NodeNotes(self.shared) if self.shared else None,
+        )
 
     def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
         """Let the node run: boards count the energy that they draw."""
@@ -157,7 +168,7 @@ def test_the_next_job_of_a_kind_starts_from_what_is_known(node: Node) -> None:
 @pytest.mark.parametrize(
     ("placed", "why"),
     [
-        ((on(7, 0, nodes=2),), "2 nodes"),
+        ((on(7, 0, nodes=2),), "2 nodes, and their agents share no folder"),
         ((on(7, 0), on(8, 0)), "shares"),
         ((on(7),), "no GPU"),
         ((on(7, 5),), "may not be set"),
@@ -179,6 +190,47 @@ def test_a_second_job_on_a_limited_gpu_gives_it_back_at_once(node: Node) -> None
     node.placed = (on(7, 0), on(8, 0))
     node.run(2.0)
     assert node.limits_w[0] == 400.0
+
+
+def test_a_job_on_two_nodes_has_one_limit_on_all_its_boards_and_all_are_given_back(node: Node, tmp_path: Path) -> None:
+    first, second = (Node(tmp_path / name, tmp_path / "shared") for name in ("g1", "g2"))
+    second.nvml.boards[0]["demand_mw"] = 250_000  # below most limits: the first node is the slower one
+
+    def run(seconds: float) -> None:
+        for _ in range(round(seconds / TUNER.period_s)):
+            first.run(TUNER.period_s)
+            second.run(TUNER.period_s)
+
+    def together(*gpus: int) -> list[tuple[Placement, ...]]:
+        return [(replace(on(7, *gpus, nodes=2), hosts=("g1", "g2"), host=host),) for host in ("g1", "g2")]
+
+    first.placed, _ = together(0, 1)
+    run(200.0)
+    assert ["agent of node g2 does not answer" in entry["text"] for entry in first.said] == [True]
+    first.placed, second.placed = together(0, 1)
+    run(3000.0)
+    assert first.limits_w == second.limits_w == [pytest.approx(333.0, abs=1)] * 2
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert first.book.read("ann/train on 2 × " + A100 + " at 400 W on each of 2 nodes")
+
+    second.placed = (*second.placed, on(8, 1))
+    second.run(2.0)
+    assert second.limits_w == [400.0, 400.0], "another job shares a board of the second node"
+    assert first.limits_w[0] < 400.0
+    run(4.0)
+    assert first.limits_w == [400.0, 400.0]
+    assert "g2" in [entry["text"] for entry in first.said if entry["kind"] == "limit"][-1]
+
+    second.placed = second.placed[:1]
+    run(3000.0)
+    assert first.limits_w[0] == second.limits_w[0] < 400.0
+    first.placed, second.placed = together(0)  # it is resized
+    run(2.0)
+    assert first.limits_w == second.limits_w == [400.0, 400.0]
+    first.placed = second.placed = ()
+    run(2.0)
+    assert first.holder.held == second.holder.held == ()
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_a_lease_that_another_process_reverts_is_set_anew(node: Node) -> None:

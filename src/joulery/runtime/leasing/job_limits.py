@@ -6,8 +6,9 @@ decides on every device of the job. A job that ends, or returns to full power, g
 limit again that it had before.
 
 Work is the progress that a job reports, where it reports often enough; else **assumed** to be proportional to the busy
-cycles of its GPUs; CPUs count none. Devices keep full power where they belong to several jobs, or to a job on several
-nodes: its nodes would learn from each other's limits.
+cycles of its GPUs; CPUs count none. The agents of a job on several nodes agree on one limit
+(:mod:`~joulery.runtime.leasing.job_nodes`). Devices that several jobs share keep full power: neither their energy nor
+their cycles tell what a limit does to each of the jobs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from joulery.domain.cluster import Placement
 from joulery.domain.errors import JouleryError
 from joulery.domain.gpu.device import PowerSetting
 from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
+from joulery.runtime.leasing.job_nodes import JobNodes, NodeReport, Notes, careful_tuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.store.jobs import JobLimitBook
@@ -68,6 +70,7 @@ class _Job:
     written: bool = False
     refused: str = ""
     reason: str = ""
+    nodes: JobNodes | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class JobLimits:
         book: What limits did to jobs of a kind.
         say: Receives each change, and what goes wrong.
         devices_of: The devices of a job, by number.
+        notes: What the agents of a job's nodes leave each other; None without a shared folder.
+        lease_s: How long a limit stays set after its last renewal.
     """
 
     tuner: PowerLimitTuner
@@ -93,6 +98,8 @@ class JobLimits:
     book: JobLimitBook | None
     say: Callable[[Mapping[str, Any]], None]
     devices_of: Callable[[Placement], tuple[int, ...]] = lambda placement: placement.gpus
+    notes: Notes | None = None
+    lease_s: float = 20.0
     _jobs: dict[int, _Job] = field(default_factory=dict)
     _left_alone: dict[int, str] = field(default_factory=dict)
 
@@ -110,10 +117,10 @@ class JobLimits:
                 owners[each] = owners.get(each, 0) + 1
         for number, job in list(self._jobs.items()):
             one = placed.get(number)
-            if one is not None and self.devices_of(one) == job.devices and not self._why_not(one, owners):
+            if one is not None and self._same(one, job) and not self._why_not(one, owners):
                 continue
-            self._give_back(number, job, "ended" if one is None else "it is no longer alone on its devices")
-            del self._jobs[number]
+            self._give_back(number, job, "ended" if one is None else "it has other devices, or no longer alone")
+            self._left(self._jobs.pop(number))
         for placement in placed.values():
             why_not = self._why_not(placement, owners)
             if why_not:
@@ -138,6 +145,7 @@ class JobLimits:
         """
         for number, job in self._jobs.items():
             self._give_back(number, job, "the agent ends")
+            self._left(job)
         self._jobs.clear()
         self.holder.close()
 
@@ -145,11 +153,28 @@ class JobLimits:
         """Why a job keeps full power; empty where its limit is learned."""
         if not self.devices_of(one):
             return "it has no GPU"
-        if one.nodes > 1:
-            return f"it runs on {one.nodes} nodes"
+        if one.nodes > 1 and (why_not := self._why_not_together(one)):
+            return f"it runs on {one.nodes} nodes, and {why_not}"
         if any(gpu not in self.devices for gpu in self.devices_of(one)):
             return "the limit of one of its GPUs may not be set"
         return "it shares a GPU with another job" if any(owners[gpu] > 1 for gpu in self.devices_of(one)) else ""
+
+    def _why_not_together(self, one: Placement) -> str:
+        """Why the nodes of a job cannot agree on a limit; empty where they can."""
+        if self.notes is None:
+            return "their agents share no folder (jobs.slurm.meters)"
+        if careful_tuner(self.tuner, self.lease_s) is None:
+            return "a trial is shorter than a lease and three periods (jobs.limits)"
+        return "" if one.hosts else "Slurm does not name them"
+
+    def _same(self, one: Placement, job: _Job) -> bool:
+        """Whether a job has the devices and nodes that it had."""
+        hosts = () if job.nodes is None else tuple(job.nodes.hosts)
+        return self.devices_of(one) == job.devices and hosts == (one.hosts if one.nodes > 1 else ())
+
+    def _left(self, job: _Job) -> None:
+        if job.nodes is not None:
+            job.nodes.leave()
 
     def _leave(self, job: int, why_not: str) -> None:
         if self._left_alone.get(job) != why_not:
@@ -160,24 +185,40 @@ class JobLimits:
         job = self._jobs.get(one.job)
         if job is None:
             job = self._jobs[one.job] = _Job(self.devices_of(one), self._kind(one), _Work(now_s), self.tuner.initial())
-            job.known = self._known(job.kind)
+            job.known, job.nodes = self._known(job.kind), self._nodes(one)
         job.work.look(now_s, self.progress(one.job), self.tuner.trial_s)
         if not job.work.source:
             return
         energy_j = sum(readings[gpu][0] for gpu in self.devices_of(one))
-        work, work_s = sum(readings[gpu][1] for gpu in self.devices_of(one)), now_s
-        if job.work.source == "progress":
-            work, work_s = job.work.ratio, job.work.at_s
-        elif math.isnan(work) and job.state.last is None:
+        cycles = sum(readings[gpu][1] for gpu in self.devices_of(one))
+        full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
+        progress = (job.work.ratio, job.work.at_s) if job.work.source == "progress" else None
+        if job.nodes is not None:
+            report = NodeReport(now_s, cycles, energy_j, full_w, job.ratio, job.refused)
+            ratio, reason = job.nodes.step(now_s, report, progress, job.known)
+            if ratio != job.ratio:
+                self._set(one.job, job, ratio, reason)
+            job.state = job.nodes.state
+            if job.nodes.why_not:
+                self._leave(one.job, job.nodes.why_not)
+        elif progress is None and math.isnan(cycles) and job.state.last is None:
             self._leave(one.job, "it reports its progress too rarely")
             return
-        full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
-        view = LimitedJobView(now_s, str(one.job), job.ratio, work, work_s, energy_j, full_w, job.known)
-        step = self.tuner.step(job.state, view)
-        job.state = step.state
-        for decision in step.decisions:
-            self._set(one.job, job, float(decision.value), decision.reason)
+        else:
+            work, work_s = (cycles, now_s) if progress is None else progress
+            view = LimitedJobView(now_s, str(one.job), job.ratio, work, work_s, energy_j, full_w, job.known)
+            step = self.tuner.step(job.state, view)
+            job.state = step.state
+            for decision in step.decisions:
+                self._set(one.job, job, float(decision.value), decision.reason)
         self._remember(job)
+
+    def _nodes(self, one: Placement) -> JobNodes | None:
+        """What agrees with the other nodes of a job on several; None for a job on this one alone."""
+        tuner = careful_tuner(self.tuner, self.lease_s)
+        if one.nodes == 1 or self.notes is None or tuner is None:
+            return None
+        return JobNodes(one.job, one.hosts, one.host, tuner, self.notes, self.lease_s)
 
     def _set(self, number: int, job: _Job, ratio: float, reason: str) -> None:
         """Set one limit on every GPU of a job, or give all back."""
@@ -230,7 +271,8 @@ class JobLimits:
         if not one.kind:
             return ""
         first = self.devices[self.devices_of(one)[0]]
-        return f"{one.kind} on {len(self.devices_of(one))} × {first.model} at {first.full_w:g} W"
+        nodes = f" on each of {one.nodes} nodes" if one.nodes > 1 else ""
+        return f"{one.kind} on {len(self.devices_of(one))} × {first.model} at {first.full_w:g} W{nodes}"
 
     def _known(self, kind: str) -> tuple[LimitPoint, ...]:
         if self.book is None or not kind:

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from joulery.domain.gpu.plan_moves import InstanceShape, gpu_moves, shape_of
-from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
+from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, PlannedGpu, PlannedInstance
 from joulery.perf.instances import ServingInstance, predict_gpu
 from joulery.policies.placement.joint.master import KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.result.planned_gpus import ChosenInstance
 from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.provisioning.options import may_use
 
 
 class GpuSuccessor(NamedTuple):
@@ -94,10 +95,13 @@ class KeptLimits:
             return []
         rate, scv = known.workload.rate_rps, known.workload.arrivals.scv
         was = each.provided_rps / before
+        if was * known.workload.replicas_min > 1 + 1e-9:
+            return []  # a larger part than a service of so many replicas may have
         provided = min(each.provided_rps, rate * was)
         if scv == 0 and provided < each.provided_rps:
             return []  # fewer of them wait longer for a full batch
-        if part_scv(scv, min(1.0, provided / rate)) > part_scv(scv, min(1.0, was)) + 1e-9:
+        balancer = self.problem.request.rules.balancer
+        if part_scv(scv, min(1.0, provided / rate), balancer) > part_scv(scv, min(1.0, was), balancer) + 1e-9:
             return []  # burstier than it was planned for
         return [(provided, each.limit_s * 1e3 - transfer_ms)]
 
@@ -158,7 +162,7 @@ def kept_choices(
     """Running instances at each clock of their GPU type at which all of them provide for something."""
     variants = [limits.variant(each) for each in kept]
     found: list[GpuSuccessor] = []
-    if None in variants:
+    if None in variants or not _may_stay(problem, group, [each for each in variants if each is not None]):
         return found
     for at, machine in enumerate(problem.machines):
         if machine.fleet != group.fleet:
@@ -176,6 +180,19 @@ def kept_choices(
             moves = len(group.gpu.instances) - len(kept)
             found.append(_choice(problem, source, at, tuple(placed), moves))
     return found
+
+
+def _may_stay(problem: JointProblem, group: RunningGroup, variants: Sequence[tuple[int, int]]) -> bool:
+    """Whether a running GPU may hold these services and variants today: memory, market, replicas that stay apart."""
+    kind = problem.fleet[group.fleet].gpu_type
+    workloads = [problem.services[service].answered_by(variant) for service, variant in variants]
+    if any(not may_use(each, kind) for each in workloads):
+        return False
+    memory = PROCESSES_PER_INSTANCE * math.fsum(each.memory_bytes or 0.0 for each in workloads)
+    if kind.memory_bytes is not None and memory > kind.memory_bytes:
+        return False
+    services = [service for service, _ in variants]
+    return not problem.request.rules.apart or len(set(services)) == len(services)
 
 
 def _pattern(problem: JointProblem, known: KnownPattern) -> tuple[ChosenInstance, ...]:

@@ -1,0 +1,39 @@
+"""What native code of a traced program does, and Python cannot ask of it: lines that it writes, its destructors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def exit_at_once() -> None:
+    """Have a forked process end without the destructors of C++: the profiler's waits for a thread that was not forked.
+
+    The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
+    """
+    libc = ctypes.CDLL(None)
+    try:
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
+    except AttributeError:  # not glibc
+        return
+
+
+@contextmanager
+def without_lines(unwanted: bytes) -> Iterator[None]:
+    """Drop lines that native code writes to standard error; all others are passed on."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        try:
+            os.dup2(held.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if unwanted not in line:
+                    os.write(2, line)

@@ -1,0 +1,303 @@
+"""Which module each call of a kernel in code that ``torch.compile`` generated is from.
+
+The recorder notes Dynamo's graphs and the calls of the generated code
+(:mod:`joulery.adapters.tracers.inject.compiled`). Generated code names the source nodes of a call where the compiler
+knows them, and the line of the program that the last operation of each loop is from. Several modules may share that
+line (the layers of a stack). What decides between them: the parameters that the call is given, the kind of its
+operations, and the order of the calls. Code is scheduled in the order of the graph, backward code against it, so
+the walk through the graph that goes back least explains the calls best; it is found by dynamic programming.
+
+A fused kernel belongs to the module of the operation that it ends in, whose result it writes. One of several loops
+belongs to the lowest module that its loops have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulery.adapters.tracers.inject.compiled import CALL
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.errors import DataError
+
+_AGAINST = 4.0
+"""Cost of a step against the order of the graph, with that of one along it as unit."""
+_OTHER_KIND = 50.0
+"""Cost of an operation that is of another kind than those of the call."""
+_AGAIN = 3.0
+"""Cost of the same operation for two loops of one kernel."""
+_MOST = 500
+"""Operations that a stack may stand for; of more, none is chosen."""
+_EARLY = 1e-6
+"""Cost of being one step further: of walks that cost the same, the one that goes on last."""
+_ADDED = re.compile(r"\s*Gradient addition node due to.*", re.DOTALL)
+_PLACE = re.compile(r'^\s*File "[^"]*", line \d+, ', re.MULTILINE)
+_KINDS = {
+    "linear": ("mm", "sum"),
+    "matmul": ("mm",),
+    "relu": ("relu", "threshold_backward"),
+    "scaled_dot_product_attention": ("scaled_dot_product",),
+    "dropout": ("native_dropout", "rand", "bernoulli"),
+    "conv1d": ("convolution", "sum"),
+    "conv2d": ("convolution", "sum"),
+    "conv3d": ("convolution", "sum"),
+}
+"""What functions of the program become in generated code, where it bears another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """A call of a kernel in generated code.
+
+    Attributes:
+        leaf: The kernel, or the operation outside the compiler that is called.
+        module: Path of its module: ``.layers.0`` below the module that called the compiled region, ``Net/layers.0``
+            of its own; None where it is not known.
+    """
+
+    leaf: str
+    module: str | None
+
+
+def read_compiled(file: Path) -> dict[str, CompiledCall]:
+    """The calls by the names of their ranges; empty without the file.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not file.exists():
+        return {}
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        texts = noted["texts"]
+        graphs = [DynamoGraph.of(graph, texts) for graph in noted["graphs"] if graph["calls"]]
+        found = {}
+        for number, fields in enumerate(noted["codes"]):
+            for at, call in enumerate(named_calls(GeneratedCode.of(fields, texts), graphs)):
+                found[f"{CALL}{number}:{at}"] = call
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the notes about compiled code are damaged: {type(error).__name__}: {error}", file=str(file)
+        ) from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class DynamoGraph:
+    """Dynamo's graph: operations in order.
+
+    Attributes:
+        modules: Path of the module of each operation.
+        kinds: What each operation becomes in generated code.
+        inputs: Path of the module of each input that is a parameter; empty for others.
+        by_name: Operation by the name of its node.
+        by_stack, by_text: Operations by the lines of the program that led to them, with and without their places.
+    """
+
+    modules: list[str]
+    kinds: list[tuple[str, ...]]
+    inputs: list[str]
+    by_name: Mapping[str, int]
+    by_stack: Mapping[str, list[int]]
+    by_text: Mapping[str, list[int]]
+
+    @classmethod
+    def of(cls, graph: Mapping[str, Any], texts: Sequence[str]) -> DynamoGraph:
+        """The graph of a recorder's notes; its texts are numbers of theirs."""
+        rows = graph["calls"]
+        by_stack: dict[str, list[int]] = {}
+        by_text: dict[str, list[int]] = {}
+        for at, row in enumerate(rows):
+            text = texts[row[1]].strip()
+            by_stack.setdefault(text, []).append(at)
+            by_text.setdefault(_PLACE.sub("", text), []).append(at)
+        return cls(
+            [texts[row[2]] for row in rows],
+            [_KINDS.get(texts[row[3]], (texts[row[3]].strip("_"),)) for row in rows],
+            [texts[path] for path in graph["inputs"]],
+            {row[0]: at for at, row in enumerate(rows)},
+            by_stack,
+            by_text,
+        )
+
+    def candidates(self, stack: str) -> list[int]:
+        """Operations that a stack may stand for; code from a cache was generated when lines stood elsewhere."""
+        stack = _ADDED.sub("", stack).strip()
+        return self.by_stack.get(stack) or self.by_text.get(_PLACE.sub("", stack), [])
+
+    def named(self, call: GeneratedCall) -> int | None:
+        """The last source node of a call."""
+        return next((self.by_name[name] for name in reversed(call.sources) if name in self.by_name), None)
+
+    def given(self, call: GeneratedCall) -> set[str]:
+        """Modules of the parameters that a call is given."""
+        return {self.inputs[at] for at in call.inputs if 0 <= at < len(self.inputs)} - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCall:
+    """A call in generated code: line, what is called, whether it is a fused kernel, source nodes, kinds of operations,
+    inputs of the graph."""
+
+    line: int
+    leaf: str
+    fused: bool
+    sources: list[str]
+    kinds: str
+    inputs: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """Generated code.
+
+    Attributes:
+        backward: Whether it computes gradients.
+        calls: In order.
+        stacks: Lines of the program that led to the last operation of each loop or call, in order.
+        owned: Positions in ``stacks`` of each call.
+    """
+
+    backward: bool
+    calls: list[GeneratedCall]
+    stacks: list[str]
+    owned: list[list[int]]
+
+    def together(self) -> set[int]:
+        """Positions in ``stacks`` that belong to the same kernel as the one before."""
+        return {at for own in self.owned for at in own[1:]}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], texts: Sequence[str]) -> GeneratedCode:
+        """The code of a recorder's notes; its texts are numbers of theirs."""
+        calls = [
+            # A call of something else is also said to be of the operations that lead to what it is given.
+            GeneratedCall(line, leaf, fused, sources, " ".join((leaf, *kinds)) if fused else leaf, inputs)
+            for line, leaf, fused, sources, kinds, inputs in fields["calls"]
+        ]
+        lines = [line for line, _ in fields["contexts"]]
+        return cls(fields["backward"], calls, [texts[stack] for _, stack in fields["contexts"]], _owned(calls, lines))
+
+
+def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[CompiledCall]:
+    """The calls of generated code, with the modules that the graph which fits best gives them."""
+    best, score = None, 0
+    for graph in graphs:
+        fits = sum(bool(graph.candidates(stack)) for stack in code.stacks if stack.strip())
+        fits += sum(graph.named(call) is not None for call in code.calls)
+        if fits >= max(score, 1):  # of graphs that fit alike, the one compiled last
+            best, score = graph, fits
+    if best is None and len(graphs) == 1:  # nothing says which graph it is of, and there is one
+        best = graphs[0]
+    if best is None:
+        return [CompiledCall(call.leaf, None) for call in code.calls]
+    places = _places(code, best)
+    result = []
+    for call, own in zip(code.calls, code.owned, strict=True):
+        named = None if code.backward else best.named(call)
+        found = [named] if named is not None else [at for at in (places[context] for context in own) if at is not None]
+        result.append(CompiledCall(call.leaf, common([best.modules[at] for at in found])))
+    return result
+
+
+def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
+    """Operation of a graph for each stack of generated code."""
+    candidates = [graph.candidates(stack) for stack in code.stacks]
+    extra: list[FloatArray] = [np.zeros(len(places)) for places in candidates]
+    for call, own in zip(code.calls, code.owned, strict=True):
+        named = None if code.backward else graph.named(call)
+        given = graph.given(call)
+        lines = any(code.stacks[context].strip() for context in own)
+        for context in own:
+            # Beside loops with a line, one without is of none: the state of a norm that is counted up.
+            places = candidates[context] if code.stacks[context].strip() or not lines else []
+            candidates[context] = places
+            if named is not None and len(own) == 1:
+                candidates[context] = [named]
+            elif given:
+                candidates[context] = [at for at in places if graph.modules[at] in given] or places
+            kinds = [any(kind in call.kinds for kind in graph.kinds[at]) for at in candidates[context]]
+            if not code.stacks[context].strip() and any(kinds):  # called by modules of PyTorch alone: no line is known
+                candidates[context] = [at for at, same in zip(candidates[context], kinds, strict=True) if same]
+                kinds = [True] * len(candidates[context])
+            if len(candidates[context]) > _MOST:
+                candidates[context], kinds = [], []
+            extra[context] = np.where(kinds, 0.0, _OTHER_KIND)
+    return _walk(candidates, extra, code.together(), -1 if code.backward else 1)
+
+
+def _owned(calls: Sequence[GeneratedCall], lines: Sequence[int]) -> list[list[int]]:
+    """Stacks of each call, by their lines: the last one before it; of a fused kernel those of all its loops.
+
+    On a CPU the compiler writes the call of a fused kernel when it comes to something else, the stack of which it has
+    written already: that one belongs to the call that follows.
+    """
+    result: list[list[int]] = []
+    pending: list[int] = []
+    at = 0
+    for number, call in enumerate(calls):
+        while at < len(lines) and lines[at] <= call.line:
+            pending.append(at)
+            at += 1
+        if not call.fused:
+            result.append(pending[-1:])
+            pending = []
+            continue
+        follows = calls[number + 1] if number + 1 < len(calls) else None
+        next_owns = follows is not None and not follows.fused and (at >= len(lines) or lines[at] > follows.line)
+        cut = len(pending) - 1 if next_owns and len(pending) > 1 else len(pending)
+        result.append(pending[:cut])
+        pending = pending[cut:]
+    return result
+
+
+def _walk(
+    candidates: Sequence[Sequence[int]], extra: Sequence[FloatArray], together: set[int], direction: int
+) -> list[int | None]:
+    """One candidate a stack, so that the walk through the graph costs least; None without any.
+
+    Args:
+        candidates: Operations that each stack may stand for.
+        extra: What each of them costs beside the step to it.
+        together: Stacks of the same kernel as the one before.
+        direction: 1 along the graph, -1 against it.
+    """
+    known = [at for at, places in enumerate(candidates) if places]
+    result: list[int | None] = [None] * len(candidates)
+    if not known:
+        return result
+    tables = [np.array(candidates[at], np.int64) for at in known]
+    cost = extra[known[0]]
+    back: list[IntArray] = []
+    for at, (before, here) in zip(known[1:], pairwise(tables), strict=True):
+        step = (here[None, :] - before[:, None]) * direction
+        total = cost[:, None] + np.where(step >= 0, step, -_AGAINST * step) + (extra[at] + _EARLY * direction * here)
+        if at in together:
+            total = total + _AGAIN * (step == 0)
+        back.append(np.argmin(total, axis=0).astype(np.int64))
+        cost = np.min(total, axis=0)
+    chosen = int(np.argmin(cost))
+    for position in range(len(known) - 1, -1, -1):
+        result[known[position]] = int(tables[position][chosen])
+        if position:
+            chosen = int(back[position - 1][chosen])
+    return result
+
+
+def common(modules: Iterable[str]) -> str | None:
+    """Lowest module that contains all of them; None of none."""
+    split = [re.split(r"([./])", module) for module in dict.fromkeys(filter(None, modules))]
+    if len(split) < 2:
+        return "".join(split[0]) if split else None
+    shared = 0
+    while all(len(parts) > shared and parts[shared] == split[0][shared] for parts in split):
+        shared += 1
+    text = "".join(split[0][:shared])
+    return text if text == "." else text.rstrip("./")

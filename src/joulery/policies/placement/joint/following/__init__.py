@@ -1,0 +1,1 @@
+"""The next joint plan from the one that runs, and when to make it."""

@@ -1,0 +1,207 @@
+"""The next plan on MIG slices from the one that runs: its choices and those nearly as good, on cuts that are there.
+
+Most of a fresh plan's CPU goes into what every choice of model, slice and processes keeps within the SLO. Here only
+choices in use are worked out for today's rates, and those that are worth most at the running plan's prices. A GPU in
+use is not cut anew, for its processes would have to end first: it offers the slices that it has, at any clock, and
+other cuts are for GPUs that are free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from joulery.domain.gpu.mig import MigMenu
+from joulery.domain.gpu.optimum import CertifiedSlice, PlanCertificate
+from joulery.domain.gpu.plan_moves import InstanceShape, shape_of
+from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
+from joulery.policies.placement.joint.master import Flow, JointMaster, JointSolution, SliceMoves
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.result.cut_gpus import PlacedSlice, numbered, sliced_gpu
+from joulery.policies.placement.joint.slices import MigCut, SliceChoice, SliceOption
+
+_UNSERVED_RPS = 1e-6
+_CHOICES = 60
+"""Choices on slices that are worked out for today's rates, beside those in use."""
+
+
+def sliced_problem(request: JointRequest, before: ProvisionPlan) -> JointProblem | None:
+    """Today's problem with the choices and cuts that come into question; None where shares compete with slices.
+
+    Raises:
+        InfeasibleError: A service can be served by none of the choices.
+    """
+    problem = problem_of(_narrowed(request, before))
+    if problem.items or before.certificate is None or problem.request.rules.apart:
+        return None
+    cuts, limits = list[MigCut](), list[tuple[tuple[int, ...], int]]()
+    for (kind, slices), count in _running(before.gpus).items():
+        machines = [at for at, each in enumerate(problem.machines) if each.gpu_type.name == kind]
+        first = len(cuts)
+        for at in machines:
+            menu = _menu(problem, at)
+            if set(slices) <= {profile.name for profile in menu.profiles}:
+                cuts.append(MigCut(at, menu.counts(slices)))
+        limits.append((tuple(range(first, len(cuts))), count))
+    kept = len(cuts)
+    in_use = Counter(gpu.type for gpu in before.gpus)
+    for at, each in enumerate(problem.fleet):
+        if each.gpu_type.available is not None:
+            fresh = [kept + i for i, cut in enumerate(problem.cuts) if problem.machines[cut.machine].fleet == at]
+            limits.append((tuple(fresh), max(0, each.gpu_type.available - in_use[each.gpu_type.name])))
+    return replace(problem, cuts=(*cuts, *problem.cuts), cut_limits=tuple(limits), running_cuts=kept)
+
+
+def next_on_slices(
+    problem: JointProblem,
+    before: ProvisionPlan,
+    max_moves: int | None,
+    gap_ratio: float,
+    branchings: int,
+    seconds: float,
+) -> tuple[PlannedGpu, ...]:
+    """The GPUs of the next plan; none where not everything can be served.
+
+    Args:
+        problem: As :func:`sliced_problem` has it.
+        before: What runs.
+        max_moves: Slices that may be started or stopped; None for any number.
+        gap_ratio, branchings, seconds: How hard to try.
+    """
+    master = JointMaster(problem)
+    master.relax()
+    moves = None if max_moves is None else SliceMoves(_shapes(problem, before.gpus), max_moves)
+    whole = master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=branchings, moves=moves)
+    if not math.isfinite(whole.value) or bool(np.any(whole.unserved > _UNSERVED_RPS)):
+        return ()
+    return _gpus(problem, whole, before.gpus, going_on=moves is not None)
+
+
+def _narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
+    """The request with the choices in use at any clock, and the best others at theirs."""
+    proof = before.certificate
+    assert proof is not None  # a joint plan is followed
+    clocks = {each.gpu_type.name: each.clocks_mhz for each in request.fleet}
+    chosen: dict[str, set[SliceChoice]] = defaultdict(set)
+    for gpu in before.gpus:
+        for one in gpu.instances:
+            for mhz in clocks.get(gpu.type, ()):
+                chosen[one.workload].add(SliceChoice(one.model, gpu.type, round(mhz, 6), one.slice, one.processes))
+    for each in sorted(proof.slices, key=lambda one: _excess(one, proof))[:_CHOICES]:
+        chosen[each.service].add(
+            SliceChoice(each.variant, each.type, round(each.clock_mhz, 6), each.slice, each.processes)
+        )
+
+    def narrow(service: JointService) -> JointService:
+        return replace(service, slices=frozenset(chosen[service.workload.id]))
+
+    return replace(request, services=tuple(narrow(each) for each in request.services))
+
+
+def _excess(one: CertifiedSlice, proof: PlanCertificate) -> float:
+    """How little a slice is worth at the prices of a plan, for its part of a GPU; the most valuable first."""
+    floor = proof.floors_ratio.get(one.service, 0.0)
+    gain = one.accuracy_ratio - floor if floor > 0 else 0.0
+    price = proof.demand_price.get(one.service, 0.0) + proof.accuracy_price.get(one.service, 0.0) * gain
+    per_w = proof.objective.per_w + proof.power_price
+    compute = float(one.slice.partition("g")[0] or 1)
+    return -one.capacity_rps * (price - per_w * one.request_j) / compute
+
+
+def _running(gpus: Sequence[PlannedGpu]) -> Counter[tuple[str, tuple[str, ...]]]:
+    """GPUs by type and the slices that they have."""
+    return Counter((gpu.type, tuple(sorted(each.slice for each in gpu.instances))) for gpu in gpus)
+
+
+def _menu(problem: JointProblem, machine: int) -> MigMenu:
+    sliced = problem.fleet[problem.machines[machine].fleet].sliced
+    assert sliced is not None  # there are no shares
+    return sliced.menu
+
+
+def _shape(problem: JointProblem, one: SliceOption) -> InstanceShape:
+    service, menu = problem.services[one.service], _menu(problem, one.machine)
+    profile = menu.profiles[one.profile]
+    ratio = round(profile.compute_slices / menu.compute_slices, 9)
+    model, batch = service.variants[one.variant].model, one.process.batch
+    return InstanceShape(service.workload.id, model, ratio, batch, profile.name, one.processes)
+
+
+def _shapes(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """The options of each shape, and how many slices run it."""
+    running = Counter((gpu.type, shape_of(each)) for gpu in gpus for each in gpu.instances)
+    options: dict[tuple[str, InstanceShape], list[int]] = defaultdict(list)
+    for at, one in enumerate(problem.slices):
+        options[(problem.machines[one.machine].gpu_type.name, _shape(problem, one))].append(at)
+    return tuple((tuple(options.get(key, ())), running[key]) for key in dict.fromkeys([*options, *running]))
+
+
+def _gpus(
+    problem: JointProblem, whole: JointSolution, running: Sequence[PlannedGpu], *, going_on: bool
+) -> tuple[PlannedGpu, ...]:
+    """The GPUs of a solution: those that run keep what they can of their instances, on their slices.
+
+    With ``going_on``, instances that no request comes to stay: stopping one would be a move.
+    """
+    waiting: dict[tuple[int, int], list[PlacedSlice]] = defaultdict(list)
+    counts: Counter[str] = Counter()
+    for at, count in sorted(whole.slices.items()):
+        one = problem.slices[at]
+        rate_rps = whole.flows.get(Flow(one.service, one.variant, one.machine, at), 0.0) / count
+        if rate_rps > 0 or going_on:
+            counts[problem.services[one.service].workload.id] += count
+            waiting[(one.machine, one.profile)] += [(one, rate_rps)] * count
+    left, places = list(running), list[tuple[MigCut, list[int], list[PlacedSlice]]]()
+    for at, count in sorted(whole.cuts.items()):
+        cut = problem.cuts[at]
+        for _ in range(count):
+            gpu = _continued(problem, cut, left, waiting) if at < problem.running_cuts else None
+            free = list(cut.counts)
+            places.append((cut, free, [] if gpu is None else _going_on(problem, cut, gpu, free, waiting)))
+    replicas, found = Counter[int](), list[PlannedGpu]()
+    for cut, free, mine in places:
+        for profile, slices in enumerate(free):
+            queue = waiting[(cut.machine, profile)]
+            mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
+        if mine:
+            found.append(sliced_gpu(problem, cut.machine, mine, replicas))
+    return numbered(found, counts)
+
+
+def _continued(
+    problem: JointProblem, cut: MigCut, left: list[PlannedGpu], waiting: Mapping[tuple[int, int], list[PlacedSlice]]
+) -> PlannedGpu | None:
+    """The running GPU with such slices of which most instances go on; takes it from ``left``."""
+    held, menu = problem.machines[cut.machine], _menu(problem, cut.machine)
+    there = Counter(_shape(problem, one) for key in waiting if key[0] == cut.machine for one, _ in waiting[key])
+    best: tuple[int, int] | None = None
+    for at, gpu in enumerate(left):
+        if gpu.type == held.gpu_type.name and menu.counts(tuple(each.slice for each in gpu.instances)) == cut.counts:
+            going = (Counter(shape_of(each) for each in gpu.instances) & there).total()
+            if best is None or going > best[0]:
+                best = going, at
+    return None if best is None else left.pop(best[1])
+
+
+def _going_on(
+    problem: JointProblem,
+    cut: MigCut,
+    gpu: PlannedGpu,
+    free: list[int],
+    waiting: Mapping[tuple[int, int], list[PlacedSlice]],
+) -> list[PlacedSlice]:
+    """The instances of a running GPU that go on there; takes them from ``waiting``, and their slices from ``free``."""
+    mine: list[PlacedSlice] = []
+    for each in gpu.instances:
+        profile = next(at for at, one in enumerate(_menu(problem, cut.machine).profiles) if one.name == each.slice)
+        queue = waiting[(cut.machine, profile)]
+        found = next((one for one in queue if _shape(problem, one[0]) == shape_of(each)), None)
+        if found is not None:
+            queue.remove(found)
+            free[profile] -= 1
+            mine.append(found)
+    return mine
