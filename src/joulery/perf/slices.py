@@ -35,8 +35,8 @@ _LADDER, _LIKELY, _FINE = (0.3, 0.45, 0.65, 0.8, 0.9, 0.96, 0.985), 0.9, 0.008
 """Loads between which a capacity is sought, where the search begins, and how finely it is known, as parts of what full
 batches come to. Below the least the batch is too large for the SLO."""
 IMPLAUSIBLE_RATIO = 0.8
-"""A largest batch that took less than this of the line through the two before it is not believed. In ParvaGPU's table
-of an A100 the line is 3.5 % off (robust standard deviation); nine of 265 are at 0.54 to 0.78 and none up to 0.86."""
+"""A largest batch that took less than this of the line through the two before it is named. In ParvaGPU's table of an
+A100 the line is 3.5 % off (robust standard deviation); nine of 265 are at 0.54 to 0.78 and none up to 0.86."""
 _LINE_BATCHES = 4
 """Batches that a curve has at least for that: the first ones are bound by launches."""
 _BUNDLES = 12
@@ -91,17 +91,20 @@ class BatchCurve:
         """
         return self.times_s[-1] / self.batches[-1] / self.processes
 
-    def believed(self) -> BatchCurve:
-        """The curve without its last batches that took less than ``IMPLAUSIBLE_RATIO`` of what those before say.
+    def implausible(self) -> tuple[int, ...]:
+        """The last batches, largest first, that took less than ``IMPLAUSIBLE_RATIO`` of what those before say.
 
-        Once kernels bound a batch, its time grows with it. A last batch well below the line through the two before it
-        would make the slice faster than the whole GPU; a planner that looks for the fastest choice would pick it.
+        Once kernels bound a batch, its time grows with it. A planner looks for the fastest choice, so it picks a
+        measurement that is too good; the plan counts with it as measured, and names it.
         """
-        if len(self.batches) < _LINE_BATCHES:
-            return self
-        if self.times_s[-1] >= IMPLAUSIBLE_RATIO * self._line(-3, self.batches[-1]):
-            return self
-        return BatchCurve(self.processes, self.batches[:-1], self.times_s[:-1]).believed()
+        found: list[int] = []
+        curve = self
+        while len(curve.batches) >= _LINE_BATCHES:
+            if curve.times_s[-1] >= IMPLAUSIBLE_RATIO * curve._line(-3, curve.batches[-1]):
+                break
+            found.append(curve.batches[-1])
+            curve = curve.without(curve.batches[-1])
+        return tuple(found)
 
     def without(self, batch: int) -> BatchCurve:
         """The same with one measured batch left out: what predicts it then has not seen it."""
@@ -156,12 +159,20 @@ class SliceTable:
     Attributes:
         source: Where it comes from, in words.
         curves: By model and size of the slice (``3g``): a curve for each number of processes.
-        set_aside: Measured batches that are not believed, in words; they are in no curve.
     """
 
     source: str
     curves: Mapping[tuple[str, str], tuple[BatchCurve, ...]]
-    set_aside: tuple[str, ...] = ()
+
+    @property
+    def implausible(self) -> tuple[str, ...]:
+        """Measured batches that are implausibly fast (:meth:`BatchCurve.implausible`), in words."""
+        return tuple(
+            f"{model} on {size}{f', {curve.processes} processes' if curve.processes > 1 else ''}, batch {batch}"
+            for (model, size), some in sorted(self.curves.items())
+            for curve in some
+            for batch in curve.implausible()
+        )
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -87,8 +87,6 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
     Raises:
         DataError: A column is missing, a cell is no number above 0, a slice is not on the menu, or a batch stands
             twice; the message names the row.
-
-    Largest batches that are implausibly fast are set aside and named in the table.
     """
     header = csv_header(file)
     timed = _THROUGHPUT if _THROUGHPUT in header else _LATENCY
@@ -108,20 +106,7 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
         )
         for key, some in found.items()
     }
-    return believed(SliceTable(file.name, measured))
-
-
-def believed(table: SliceTable) -> SliceTable:
-    """A table without the batches that are not believed (:meth:`BatchCurve.believed`); they are named."""
-    curves: dict[tuple[str, str], tuple[BatchCurve, ...]] = {}
-    aside: list[str] = []
-    for (model, size), some in sorted(table.curves.items()):
-        kept = tuple(curve.believed() for curve in some)
-        for curve, short in zip(some, kept, strict=True):
-            shared = f", {curve.processes} processes" if curve.processes > 1 else ""
-            aside += [f"{model} on {size}{shared}, batch {batch}" for batch in curve.batches[len(short.batches) :]]
-        curves[(model, size)] = kept
-    return SliceTable(table.source, curves, tuple(aside))
+    return SliceTable(file.name, measured)
 
 
 def _model(row: CsvRow) -> str:

@@ -95,7 +95,7 @@ class JobNodes:
         tuner: The policy, from :func:`careful_tuner`.
         notes: Where the agents leave their notes.
         patience_s: A note that is not renewed for so long counts for nothing.
-        session: Tells the notes of this agent from those of an earlier one.
+        session: Distinguishes the notes of this agent from those of an earlier one.
 
     Attributes:
         state: Of the policy, where the agent of this node decides.

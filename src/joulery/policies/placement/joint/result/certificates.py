@@ -71,9 +71,9 @@ def _method(problem: JointProblem) -> str:
     if problem.slices:
         cuts = len({cut.counts for cut in problem.cuts})
         choices.append(f"{len(problem.slices)} choices of model, slice, processes and batch, {cuts} cuts of a GPU")
-    aside = sum(len(kind.sliced.table.set_aside) for kind in problem.fleet if kind.sliced is not None)
-    if aside:
-        choices.append(f"{aside} measured batches set aside as implausibly fast")
+    fast = [each for kind in problem.fleet if kind.sliced is not None for each in kind.sliced.table.implausible]
+    if fast:
+        choices.append(f"{len(fast)} of them measured implausibly fast, to be measured again, such as {fast[0]}")
     alike = sum(each.count for each in problem.services if each.count > 1)
     if alike:
         kinds = sum(each.count > 1 for each in problem.services)
