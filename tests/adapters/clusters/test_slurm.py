@@ -170,6 +170,20 @@ def test_held_jobs_say_in_their_comment_why_they_wait_and_only_they_do(as_json: 
     assert {job["comment"] for job in slurm.jobs.values()} == {"mine"}
 
 
+@pytest.mark.parametrize("let_go", [Start(1, 2), Start(1, 3), Release(1)], ids=str)
+def test_a_job_that_was_released_since_the_last_look_is_not_marked_again(let_go: Start | Release) -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, tres_per_node="gres:gpu:2", comment="joulery:min=1,max=4")
+    cluster = backend(slurm)
+    cluster.snapshot()
+    cluster.apply(Hold(1))
+    cluster.snapshot()
+    cluster.apply(let_go)
+    assert cluster.explain({1: "rank 1"}) == ""
+    assert slurm.jobs[1]["admin_comment"] == ""
+    assert not cluster.snapshot().jobs[0].held_by_us
+
+
 def test_without_the_right_to_admin_comment_this_is_said_once_and_the_owners_comment_is_left() -> None:
     slurm = FakeSlurm(rights="operator")
     slurm.submit(1, comment="mine")

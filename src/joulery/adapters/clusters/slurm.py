@@ -103,11 +103,13 @@ class SlurmBackend:
         self._json: bool | None = None
         self._gpus_per_node = 1
         self._seen: dict[int, list[SlurmRecord]] = {}
+        self._unmarked: set[int] = set()
         self._marks_by_comment, self._operator, self._unexplained = False, True, False
         self._tracks_memory: bool | None = None
 
     def snapshot(self) -> ClusterSnapshot:
         """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
+        self._unmarked.clear()
         nodes, notes = self._nodes()
         up = [node for node in nodes if node.up]
         jobs = self._jobs(self._records())
@@ -191,7 +193,8 @@ class SlurmBackend:
         Returns:
             Why nothing can be written, once; else empty.
         """
-        held = [(self._seen[job][0], text) for job, text in texts.items() if job in self._seen]
+        seen = self._seen.keys() - self._unmarked  # a job that was released since would look held again
+        held = [(self._seen[job][0], text) for job, text in texts.items() if job in seen]
         marked = ((record, f"{HELD_TAG} {text}") for record, text in held if HELD_TAG in record.admin_comment)
         wanted = ((record, text[:_EXPLAINED_CHARACTERS].rstrip()) for record, text in marked)
         for record, text in islice((one for one in wanted if one[0].admin_comment != one[1]), _EXPLAINED_AT_ONCE):
@@ -259,6 +262,8 @@ class SlurmBackend:
     def _mark(self, records: Sequence[SlurmRecord], *, held: bool) -> None:
         """Write or remove the mark of a job that joulery holds."""
         first = records[0]
+        if not held:
+            self._unmarked.add(first.het or first.id)
         if not self._marks_by_comment:
             words = command("mark", job=first.address, text=HELD_TAG if held else "")
             done = self._run(words)
