@@ -22,9 +22,9 @@ from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, problem_of
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
 from joulery.sim.placement.plan_judge import judge_plan
 
 RULES = Rules(margin_ratio=0.05)

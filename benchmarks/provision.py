@@ -14,9 +14,9 @@ from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.policies.placement.provisioning import igniter
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
 from tests.policies.placement.provisioning import straightforward
 
 V100 = GpuType("V100", profile("v100"), 3.06)

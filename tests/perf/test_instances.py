@@ -21,7 +21,7 @@ from joulery.perf.instances import (
 from joulery.perf.interference.model import Neighbourhood, latency, solo
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.queues.batch_queue import late_ratio
-from joulery.policies.placement.provisioning.sizes import alone
+from joulery.policies.placement.provisioning.gpu_shares import alone
 
 PROFILES = tuple(catalog.profile(name) for name in ("v100", "v100-calibrated", "v100-refit"))
 MODELS = ("alexnet", "resnet50", "vgg19", "ssd")

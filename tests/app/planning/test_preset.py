@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from joulery.app.planning.plans import plan_site
-from joulery.app.planning.preset import chosen_preset
+from joulery.app.planning.plans import chosen_preset, plan_site
 from joulery.config import load
 from joulery.ui.cli import plan as plan_command
 

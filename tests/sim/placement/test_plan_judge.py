@@ -8,7 +8,7 @@ from joulery.domain.gpu.optimum import objective_of
 from joulery.perf import catalog
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement.plan_judge import judge_plan, truth_at
 from tests.policies.placement.joint.brute_force import fleet, service
 

@@ -10,7 +10,7 @@ from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.queues.arrival_fit import fit_arrivals
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.core.arrivals import RateSeries, Recorded, Renewal, poisson
 from joulery.sim.placement.batched_serving import Service, Trial
 from joulery.sim.placement.gpu import InterferenceTruth

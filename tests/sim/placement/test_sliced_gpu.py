@@ -5,7 +5,7 @@ import pytest
 from joulery.domain.gpu.optimum import objective_of
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement.gpu import SimulatedProcess
 from joulery.sim.placement.plan_judge import judge_plan
 from joulery.sim.placement.sliced_gpu import sliced_truth, tenant_name

@@ -23,9 +23,9 @@ from joulery.policies.placement.joint.compare import cheapest_of_all, comparison
 from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Balancer
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Balancer
 from joulery.sim.placement.plan_judge import PlanVerdict, judge_layouts, judge_plan
 
 KNOBS = "knobs"

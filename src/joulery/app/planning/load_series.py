@@ -13,7 +13,7 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.placement.joint.day import DayPeriod, DayPlan, LoadPeriod, plan_day, with_rates
 from joulery.policies.placement.joint.day import SwitchingCosts as SwitchingCosts
-from joulery.policies.placement.provisioning.planner import periods_of
+from joulery.policies.placement.provisioning.series import periods_of
 from joulery.store.plan_documents import document_of
 from joulery.tabular import CsvTable, read_csv
 

@@ -1,4 +1,10 @@
-"""Plan a site: choose the planner that its preset names, compare with other policies and with the running plan."""
+"""Plan a site: choose its preset and the planner, compare with other policies and with the running plan.
+
+A site that names no preset is planned with joint where it says what watts, grams or dollars are to be least, else with
+best. Fewest GPUs (preset best) is the cheapest fleet in rent, and joint plans often have more GPUs at lower clocks, so
+the default depends on what the site asks for, and the plan says so in its first line. A site that names its preset, and
+one that states nothing which joint alone reads, is planned as ever.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from joulery.app.planning.preset import JOINT_PRESET as JOINT_PRESET
-from joulery.app.planning.preset import LANGUAGE_PRESET, chosen_preset
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
 from joulery.config.services import ServiceConfig
@@ -19,21 +23,16 @@ from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.day import DayPlan as DayPlan
-from joulery.policies.placement.provisioning.planner import (
-    PlannedPeriod,
-    followed,
-    lower_bound,
-    periods_of,
-    plan_series,
-    provision,
-)
-from joulery.policies.placement.provisioning.planner import SeriesPlan as SeriesPlan
+from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
 from joulery.policies.placement.provisioning.replan import difference, running_of
+from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
+from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
 from joulery.sim.placement.plan_judge import PlanVerdict
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
 from joulery.store.plans import read_plan
 
 SERIES_SCHEMA = "joulery.plan-series/1"
+JOINT_PRESET, LANGUAGE_PRESET = "joint", "language"
 LAYOUT_PRESETS = ("columns", "clover")
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
 
@@ -123,11 +122,66 @@ class SitePlan:
         return document
 
 
+class ChosenPreset(NamedTuple):
+    """A preset.
+
+    Attributes:
+        name: The preset.
+        why: Why joulery chose it, in words; empty where the user did, or where it is the default.
+    """
+
+    name: str
+    why: str = ""
+
+
+def chosen_preset(
+    site: Site, stated: str | None = None, objective: str | None = None, *, shares: bool = False
+) -> ChosenPreset:
+    """The preset to plan a site with.
+
+    Args:
+        site: The site.
+        stated: The preset that the command names; None for none.
+        objective: The objective that the command names; None for the site's.
+        shares: Whether the command asks for what presets of shares alone can do.
+    """
+    if stated is not None:
+        return ChosenPreset(stated)
+    if site.plan.language is not None and not site.services:
+        return ChosenPreset(LANGUAGE_PRESET)
+    if "preset" in site.plan.model_fields_set or site.plan.pipelines is not None:
+        return ChosenPreset(site.plan.preset)
+    why = "" if shares else _wanted(site, objective)
+    if not why:
+        return ChosenPreset(site.plan.preset)
+    return ChosenPreset(JOINT_PRESET, f"preset joint, because {why}; --preset best for fewest GPUs")
+
+
+def _wanted(site: Site, objective: str | None) -> str:
+    """What of the site, or of the command, asks for preset joint; empty for nothing."""
+    if not site.services or not site.fleet.gpus:
+        return ""
+    plan, choice = site.plan, any(service.variants for service in site.services)
+    if choice:
+        return "services list variants"
+    if any(gpu.measurements is not None for gpu in site.fleet.gpus):
+        return "fleet.gpus has measurements of slices"
+    known = objective or (plan.objective if "objective" in plan.model_fields_set else None)
+    if known is not None:
+        source = "--objective" if objective is not None else "plan.objective"
+        return "" if known == "cost" else f"{source} is {known}"  # in dollars nothing beats preset best
+    if plan.power_cap_w is not None:
+        return "plan.power_cap is stated"
+    if any(gpu.host_w > 0 for gpu in site.fleet.gpus):
+        return "fleet.gpus states host watts"
+    return ""
+
+
 def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """Plan the services of a site on its fleet.
 
     A site that names no preset is planned with best, or with joint where it asks for what joint alone does
-    (:func:`joulery.app.planning.preset.chosen_preset`). Preset ``language`` (and any site with ``plan.language`` and no
+    (:func:`chosen_preset`). Preset ``language`` (and any site with ``plan.language`` and no
     services) plans language models; presets ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a
     site with ``plan.pipelines``) pipeline stages, every other policy shares of GPUs.
 

@@ -19,8 +19,8 @@ from joulery.perf.catalog.gpu_types import gpu_facts
 from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import ArrivalFit, fit_arrivals
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Accounting, Balancer, FailureDomain, Rules
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Accounting, Balancer, FailureDomain, Rules
 from joulery.store.columns import read_column
 from joulery.store.files import require_json
 
@@ -63,7 +63,9 @@ def share_request(site: Site) -> ShareRequest:
             expected="at least one, with its price",
             hint="such as fleet: {gpus: [{name: p3.2xlarge, profile: v100, price: 3.06 USD/h}]}",
         )
-    site, spot = priced_with_spot(site)
+    spot: frozenset[str] = frozenset()
+    if site.fleet.prices is not None:
+        site, spot = priced_with_spot(site)
     plan = site.plan
     workloads = tuple(workload_of(site, index, service) for index, service in enumerate(site.services))
     types = tuple(replace(gpu_type_of(index, gpu), spot=gpu.name in spot) for index, gpu in enumerate(site.fleet.gpus))

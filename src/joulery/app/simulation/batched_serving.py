@@ -20,7 +20,7 @@ from joulery.domain.json_numbers import known_number
 from joulery.perf.catalog import profile
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import REQUESTS_MIN, fit_arrivals
-from joulery.policies.placement.provisioning.rules import Accounting, Balancer, Rules
+from joulery.policies.placement.provisioning.options import Accounting, Balancer, Rules
 from joulery.sim.core.arrivals import ArrivalSource, RateSeries, Recorded, Renewal
 from joulery.sim.core.comparison import MeanInterval, interval, paired
 from joulery.sim.placement.batched_serving import Neighbours, Service, ServiceVerdict, Trial

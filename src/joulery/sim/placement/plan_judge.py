@@ -12,7 +12,7 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.slices import part_scv
-from joulery.policies.placement.provisioning.rules import Balancer
+from joulery.policies.placement.provisioning.options import Balancer
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServiceVerdict, ServingProcess, Trial, judge

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from joulery.domain.gpu.provisioning import PlannedGpu, Workload
 from joulery.perf.interference.model import InterferenceProfile
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Service, ServiceVerdict, ServingProcess, Trial, judge
 from joulery.sim.placement.gpu import GpuTruth

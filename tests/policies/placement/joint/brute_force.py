@@ -17,9 +17,8 @@ from joulery.domain.serving.service import Slo
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, Variant
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import allocate
+from joulery.policies.placement.provisioning.gpu_shares import GpuType, allocate
+from joulery.policies.placement.provisioning.options import Rules
 
 PROFILE = catalog.profile("v100-calibrated")
 ACCURACY = {"alexnet": 0.565, "resnet50": 0.761, "vgg19": 0.724}

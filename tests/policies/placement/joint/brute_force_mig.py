@@ -20,8 +20,8 @@ from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
 from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, Variant
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 
 UNCUT = InterferenceProfile(GpuCoefficients("A30-24GB", 165.0, 1440.0, 30.0, 1.0, 0.0, 0.0, 0.0, 1.0), {})
 MODELS = {"large": (8e-3, 3.0e-3, 0.80), "small": (4e-3, 1.0e-3, 0.74), "other": (5e-3, 2.0e-3, math.nan)}

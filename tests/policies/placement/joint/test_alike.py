@@ -12,7 +12,7 @@ from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement.plan_judge import judge_layouts, judge_plan
 from tests.policies.placement.joint.brute_force import (
     PROFILE,

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model
 from joulery.policies.placement.joint.gpu_counts import solve_at_once, solve_by_count
+from joulery.policies.placement.master import SolveStatus, add_row, make_whole, new_model
 
 
 def covering(seed, most=math.inf):

@@ -15,8 +15,8 @@ from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.joint.spread import coloured
+from joulery.policies.placement.provisioning.options import Balancer, FailureDomain, Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.rules import Balancer, FailureDomain, Rules
 from tests.policies.placement.joint import brute_force, brute_force_mig
 from tests.policies.placement.joint.brute_force import bound_of, fleet, optimum, service
 

@@ -13,9 +13,9 @@ from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked, one_after_the_other, with_power
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, problem_of
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import Rules
 from tests.policies.placement.joint.brute_force import (
     bound_of,
     every_pattern,

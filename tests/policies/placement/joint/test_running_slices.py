@@ -14,7 +14,7 @@ from joulery.policies.placement.joint.following.running_slices import sliced_pro
 from joulery.policies.placement.joint.following.warm import NO_BOUND, replan
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from tests.policies.placement.joint.brute_force_mig import fleet, service
 from tests.policies.placement.joint.test_warm import scaled
 

@@ -13,7 +13,7 @@ from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.options import Rules
 from tests.policies.placement.joint import brute_force
 from tests.policies.placement.joint.brute_force_mig import (
     fleet,

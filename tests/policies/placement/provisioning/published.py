@@ -7,7 +7,7 @@ from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.catalog.synthetic_t4 import synthetic_t4
-from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from tests.data_folder import data_folder
 
 V100 = GpuType("V100", profile("v100"), 3.06)

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.policies.placement.provisioning import best
-from joulery.policies.placement.provisioning.best import plan
+from joulery.policies.placement.provisioning import planner
+from joulery.policies.placement.provisioning.column_generation import attainable
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
+from joulery.policies.placement.provisioning.options import Accounting, Rules
+from joulery.policies.placement.provisioning.packing import problem_of
+from joulery.policies.placement.provisioning.planner import best_plan as plan
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.problem import attainable, problem_of
-from joulery.policies.placement.provisioning.rules import Accounting, Rules
 from tests.policies.placement.provisioning.published import (
     CALIBRATED,
     V100,
@@ -191,7 +193,7 @@ def different(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [best.PROVEN_KINDS - 1, best.PROVEN_KINDS + 1, 20])
+@pytest.mark.parametrize("count", [planner.PROVEN_KINDS - 1, planner.PROVEN_KINDS + 1, 20])
 def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
     services = different(count)
     free = provision("best", services, [V100], Rules())
@@ -217,8 +219,8 @@ def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_foun
 @pytest.mark.slow
 def test_the_cost_of_more_services_is_one_smooth_curve(monkeypatch):
     """On both sides of every change of method the cost of a service stays the same, up to one GPU."""
-    monkeypatch.setattr(best, "TOGETHER_KINDS", 20)
-    for most in (best.PROVEN_KINDS, best.TOGETHER_KINDS):
+    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 20)
+    for most in (planner.PROVEN_KINDS, many_kinds.TOGETHER_KINDS):
         fewer, more = (len(provision("best", different(most + extra), [V100], Rules()).gpus) for extra in (0, 1))
         assert fewer <= more <= fewer + 1, most
 

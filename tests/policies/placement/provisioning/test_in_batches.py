@@ -6,13 +6,12 @@ import pytest
 
 from joulery.domain.gpu.provisioning import Workload
 from joulery.domain.serving.service import Slo
-from joulery.policies.placement.provisioning import best
+from joulery.policies.placement.provisioning.gpu_shares import Placed, ReplicaLoad, Share
 from joulery.policies.placement.provisioning.many_kinds import in_batches
+from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
 from joulery.policies.placement.provisioning.many_kinds.in_batches import BATCH, plan_in_batches
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.predict import Placed, Share
-from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import ReplicaLoad
 from tests.policies.placement.provisioning.published import V100
 
 
@@ -64,7 +63,7 @@ def test_replicas_on_two_gpus_are_kept_together():
 @pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
 def test_more_kinds_than_are_planned_at_once(monkeypatch, rules):
     """Two full batches and a rest."""
-    monkeypatch.setattr(best, "TOGETHER_KINDS", 40)
+    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 40)
     monkeypatch.setattr(in_batches, "BATCH", 20)
     workloads = varied(46)
     result = provision("best", workloads, [V100], rules)

@@ -9,9 +9,7 @@ import pytest
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import Arrivals
 from joulery.perf import catalog
-from joulery.policies.placement.provisioning.planner import POLICIES, followed, provision
-from joulery.policies.placement.provisioning.replan import running_of
-from joulery.policies.placement.provisioning.rules import (
+from joulery.policies.placement.provisioning.options import (
     Balancer,
     FailureDomain,
     RequestStream,
@@ -20,6 +18,8 @@ from joulery.policies.placement.provisioning.rules import (
     split_scv,
     stream_of,
 )
+from joulery.policies.placement.provisioning.planner import POLICIES, followed, provision
+from joulery.policies.placement.provisioning.replan import running_of
 from tests.policies.placement.provisioning.published import V100, workload
 
 GB = 1e9

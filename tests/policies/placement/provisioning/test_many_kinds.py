@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from benchmarks.provision import rows, workloads
 from joulery.domain.errors import InfeasibleError
-from joulery.policies.placement.provisioning.column_generation import Effort
+from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
+from joulery.policies.placement.provisioning.options import Rules
+from joulery.policies.placement.provisioning.packing import problem_of
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.problem import problem_of, volume
-from joulery.policies.placement.provisioning.rules import Rules
 from tests.policies.placement.provisioning.published import V100, app12, random_services, t4
 
 
@@ -70,7 +70,7 @@ def test_bound_optimum_and_plan_are_in_order(seed, count):
         return
     chosen = cheapest(problem.packings, count)
     optimum = len(chosen) * V100.usd_per_hour
-    generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=200))
+    generator = BoxGenerator(problem, Effort(branchings=200))
     relaxation = generator.generate(generator.master.relax())
     proven, _ = generator.bound(relaxation, 0.002, 800)
     plan = generator.dive(QUICK)
@@ -110,7 +110,7 @@ def test_a_box_bounds_its_patterns_at_any_price(seed, count, per_w, per_percent)
 @pytest.mark.slow
 def test_services_whole_at_first_and_cut_later():
     problem = problem_of(random_services(2, 40), [V100], Rules())
-    generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=50))
+    generator = BoxGenerator(problem, Effort(branchings=50))
     generator.allow_cuts(False)
     whole = generator.generate(generator.master.relax())
     fewest = {item.kind: min(i.replicas for i in problem.items if i.kind == item.kind) for item in problem.items}
@@ -124,7 +124,7 @@ def test_services_whole_at_first_and_cut_later():
 
 def test_the_published_twelve_need_what_the_tree_of_patterns_proves():
     problem = problem_of(app12(), [V100], Rules(max_replicas=1))
-    generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=200))
+    generator = BoxGenerator(problem, Effort(branchings=200))
     relaxation = generator.generate(generator.master.relax())
     proven = 0.0
     for _ in range(4):
@@ -159,7 +159,7 @@ def test_plan_and_bound_are_a_gpu_apart_at_most():
 @pytest.mark.slow
 def test_settled_gpus_and_divisions_are_undone_after_a_dive():
     problem = problem_of(random_services(5, 60), [V100], Rules())
-    generator = BoxGenerator(problem.packings, problem.items, problem.demand, problem.ranges, Effort(branchings=50))
+    generator = BoxGenerator(problem, Effort(branchings=50))
     relaxation = generator.generate(generator.master.relax())
     plan = generator.dive(QUICK)
     again = generator.master.relax()

@@ -8,10 +8,10 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog.v100 import V100
-from joulery.policies.placement.provisioning.planner import Period, periods_of, plan_series
-from joulery.policies.placement.provisioning.predict import GpuType
+from joulery.policies.placement.provisioning.gpu_shares import GpuType
+from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.replan import difference, running_of
-from joulery.policies.placement.provisioning.rules import Rules
+from joulery.policies.placement.provisioning.series import Period, periods_of, plan_series
 
 TYPES = [GpuType("V100", V100, 3.06)]
 W1 = Workload("W1", "alexnet", Slo(0.015, 0.99), 1200.0)

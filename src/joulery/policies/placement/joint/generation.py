@@ -1,6 +1,6 @@
 """Patterns for the master problem, and the proof of how good any plan could be.
 
-The existing :class:`~joulery.policies.placement.provisioning.pricing.Pricer` searches one GPU type at one clock; an
+The :class:`~joulery.policies.placement.provisioning.column_generation.Pricer` searches one GPU type at one clock; an
 item is worth what its requests are worth at the master's prices, less the watts they and their process draw. The bound
 scales the prices down until no pattern anywhere is worth more than its GPU (Farley, 1990). Dynamic watts do not scale
 with the prices, which makes the scaling milder: if no pattern is worth more than ``T`` where its GPU costs ``C``, and
@@ -18,8 +18,8 @@ from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.master import Duals, JointMaster
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import best_cut
+from joulery.policies.placement.provisioning.column_generation import Pricer
 from joulery.policies.placement.provisioning.packing import NEVER, Pattern
-from joulery.policies.placement.provisioning.pricing import Pricer
 
 _TRIES = 3
 """Patterns tried for each one wanted; the search lets some through that do not fit."""

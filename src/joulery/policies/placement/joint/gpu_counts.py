@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.placement.highs import SolveStatus, add_row, new_model, run
+from joulery.policies.placement.master import SolveStatus, add_row, new_model, run
 
 _COUNTS_MAX = 16
 """Numbers of GPUs solved for, at most."""

@@ -16,7 +16,6 @@ import numpy as np
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.quality import Quality, weakest
-from joulery.policies.placement.highs import SolveStatus
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
 from joulery.policies.placement.joint.in_batches import BATCH, plan_in_batches
@@ -26,6 +25,7 @@ from joulery.policies.placement.joint.result.assignment import assigned_gpus
 from joulery.policies.placement.joint.result.certificates import certificate_of, in_whole_gpus
 from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
+from joulery.policies.placement.master import SolveStatus
 from joulery.policies.placement.provisioning.packing import Pattern
 
 _EXACT_RATIO = 1e-6

@@ -32,18 +32,20 @@ from joulery.policies.placement.joint.slices import (
     part_scv,
     slice_options,
 )
+from joulery.policies.placement.provisioning.gpu_shares import GpuType, least_units, process
 from joulery.policies.placement.provisioning.options import (
     Item,
     Option,
+    RequestStream,
+    Rules,
+    batches_of,
     fits_memory,
     items_of,
+    limit_ms,
     may_use,
     only_spot,
 )
 from joulery.policies.placement.provisioning.packing import Packing
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.rules import RequestStream, Rules, batches_of, limit_ms
-from joulery.policies.placement.provisioning.sizes import least_units, process
 
 _PARTS_MAX = 4096
 """A service that needs more instances is taken for a mistake in its rate."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.mig import MigProfile
 from joulery.perf.slices import BatchCurve, SlicedGpu, SliceProcess, largest_batch
-from joulery.policies.placement.provisioning.options import may_use
-from joulery.policies.placement.provisioning.rules import Balancer
+from joulery.policies.placement.provisioning.options import Balancer, may_use
 
 if TYPE_CHECKING:
     from joulery.policies.placement.joint.problem import ClockedType, JointFleet, JointRequest, JointService

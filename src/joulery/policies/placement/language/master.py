@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.language.candidates import ReplicaCandidate
 from joulery.policies.placement.language.task import LanguageRules
+from joulery.policies.placement.master import SolveStatus, add_row, make_whole, new_model, run
 
 _GRID = 16
 _SECONDS = 10.0

@@ -19,7 +19,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import DataError
-from joulery.policies.placement.highs import SolveStatus, add_row, make_whole, new_model, run
+from joulery.policies.placement.master import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 
 _WIDEST_POOL = 64

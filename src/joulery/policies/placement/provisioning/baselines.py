@@ -20,18 +20,17 @@ from typing import NamedTuple
 from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, latency, solo
 from joulery.policies.placement.provisioning import igniter
-from joulery.policies.placement.provisioning.predict import Share
-from joulery.policies.placement.provisioning.sizes import (
-    MAX_BATCH,
+from joulery.policies.placement.provisioning.gpu_shares import (
     Process,
     ReplicaLoad,
+    Share,
     allocate,
     alone,
-    parts_of,
     process,
     slo_ms,
     units_of,
 )
+from joulery.policies.placement.provisioning.igniter import MAX_BATCH, parts_of
 
 Gpus = tuple[tuple[Share, ...], ...]
 _GPULETS_PERCENT = (20.0, 40.0, 50.0, 60.0, 80.0)

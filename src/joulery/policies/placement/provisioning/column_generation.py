@@ -4,206 +4,39 @@ The master problem prices one more service of each kind; a search finds patterns
 prices; they join, until none is left. The bound needs no end of that: scale the prices until no pattern anywhere is
 worth more than its GPU, and what they say all services are worth is a cost no plan can go below (Farley, 1990).
 
-Rows of the master problem: for each kind of service, the replicas on all GPUs, each counting its part of a service,
-come to the number of services of that kind; for each GPU type, the number of GPUs lies in a range. In whole numbers,
-replicas of each division of a service must also make up whole services. A service may go unserved at a prohibitive
-price, so that there is always a solution; :attr:`Whole.unserved` says whether that was used.
+The search is branch and bound over sets of items, a whole level at a time. Items are taken in one order, those that
+need most first, so every pattern is met once. A partial pattern is given up when even the best completion (items cut
+at will into the room that is left, each as small as it could be there) is worth no more than the threshold. Without a
+beam nothing else is given up, so what is found is everything: that makes the bound valid. With a beam only the most
+promising partial patterns of each level go on.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.placement.highs import make_whole, new_model, run
-from joulery.policies.placement.provisioning.options import Item
-from joulery.policies.placement.provisioning.packing import PackedGpu, Packing, Pattern
-from joulery.policies.placement.provisioning.pricing import Pricer
+from joulery.domain.gpu.provisioning import PlanBound
+from joulery.policies.placement.master import Master, PricedPattern, Relaxation, Whole
+from joulery.policies.placement.provisioning.gpu_shares import Placed
+from joulery.policies.placement.provisioning.packing import (
+    NEVER,
+    IntArray,
+    More,
+    Packing,
+    Pattern,
+    Problem,
+    Range,
+)
 
-_UNSERVED = 1e4
-"""Price of leaving a service out, in prices of the dearest GPU."""
-
-
-class PricedPattern(NamedTuple):
-    """A pattern of one GPU with its layout: the GPU type, its price, what is on it."""
-
-    type_index: int
-    usd_per_hour: float
-    layout: PackedGpu
-
-
-class Relaxation(NamedTuple):
-    """The optimum when fractions of GPUs may be rented.
-
-    Attributes:
-        usd_per_hour: Its cost, over the patterns there are.
-        values: What one more service of each kind would cost, float64[kinds].
-        rebates: What one more GPU of each type would cost beyond its price, float64[types]: negative where the range
-            allows no more, positive where it demands as many.
-        gpus: How many of each type it rents, float64[types].
-    """
-
-    usd_per_hour: float
-    values: FloatArray
-    rebates: FloatArray
-    gpus: FloatArray
-
-
-class Whole(NamedTuple):
-    """An optimum in whole numbers.
-
-    Attributes:
-        gpus: The type and the pattern of each GPU.
-        usd_per_hour: Their cost.
-        unserved: Services left out, for each kind: all 0 unless GPUs are limited or the solver reached a limit, so
-            no proof that they cannot be served.
-    """
-
-    gpus: tuple[tuple[int, Pattern], ...]
-    usd_per_hour: float
-    unserved: tuple[int, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every service is served."""
-        return not any(self.unserved)
-
-
-Range = tuple[int, int | None]
-"""Fewest and most GPUs of a type; None for as many as wanted."""
-
-
-class Master:
-    """The restricted master problem: collects patterns and solves over them.
-
-    Attributes:
-        patterns: In the order they were added.
-    """
-
-    def __init__(
-        self, items: Sequence[Item], demand: Sequence[int], ranges: Sequence[Range], prices: Sequence[float]
-    ) -> None:
-        self._items, self._demand, self._ranges, dearest = items, demand, ranges, max(prices)
-        self._dearest, self._step = dearest, dearest if len(prices) == 1 else 0.0
-        self.patterns: list[PricedPattern] = []
-        self._known: set[tuple[int, tuple[int, ...]]] = set()
-        self._settled: Counter[int] = Counter()
-        self._lp = new_model()
-        for services in demand:
-            self._lp.addRow(float(services), self._lp.inf, 0, [], [])
-        self._add_ranges(self._lp)
-        for kind in range(len(demand)):
-            self._lp.addCol(_UNSERVED * dearest, 0.0, self._lp.inf, 1, [kind], [1.0])
-
-    def add(self, pattern: PricedPattern) -> bool:
-        """Add a pattern; False when it is there already."""
-        key = (pattern.type_index, pattern.layout.pattern)
-        if key in self._known:
-            return False
-        self._known.add(key)
-        self.patterns.append(pattern)
-        served: dict[int, float] = {}
-        for item in pattern.layout.pattern:
-            kind = self._items[item].kind
-            served[kind] = served.get(kind, 0.0) + 1.0 / self._items[item].replicas
-        rows = [*served, len(self._demand) + pattern.type_index]
-        self._lp.addCol(pattern.usd_per_hour, 0.0, self._lp.inf, len(rows), rows, [*served.values(), 1.0])
-        return True
-
-    def restrict(self, ranges: Sequence[Range]) -> None:
-        """Another range of GPUs for each type, for the relaxation."""
-        for index, (low, high) in enumerate(ranges):
-            most = self._lp.inf if high is None else float(high)
-            self._lp.changeRowBounds(len(self._demand) + index, float(low), most)
-
-    def relax(self) -> Relaxation:
-        """The linear optimum over the patterns so far."""
-        run(self._lp)
-        solution = self._lp.getSolution()
-        duals = np.array(solution.row_dual, np.float64)
-        rows = np.array(solution.row_value, np.float64)
-        kinds = len(self._demand)
-        cost = self._lp.getInfo().objective_function_value
-        return Relaxation(cost, np.maximum(duals[:kinds], 0.0), duals[kinds:], rows[kinds:])
-
-    def counts(self) -> FloatArray:
-        """GPUs of each pattern in the last relaxation, float64[patterns]."""
-        return np.array(self._lp.getSolution().col_value, np.float64)[len(self._demand) :]
-
-    def settle(self, index: int) -> None:
-        """Rent one GPU more of a pattern in every relaxation from now on."""
-        self._settled[index] += 1
-        self._lp.changeColBounds(len(self._demand) + index, float(self._settled[index]), self._lp.inf)
-
-    def forbid(self, items: set[int]) -> None:
-        """Rent no more of the patterns that hold one of these items than are settled."""
-        for index, pattern in enumerate(self.patterns):
-            if not items.isdisjoint(pattern.layout.pattern):
-                settled = float(self._settled[index])
-                self._lp.changeColBounds(len(self._demand) + index, settled, settled)
-
-    def release(self) -> None:
-        """Undo :meth:`settle` and :meth:`forbid`."""
-        self._settled.clear()
-        for index in range(len(self.patterns)):
-            self._lp.changeColBounds(len(self._demand) + index, 0.0, self._lp.inf)
-
-    def whole(
-        self,
-        *,
-        seconds: float,
-        branchings: int,
-        settled: Sequence[int] = (),
-        allowed: FloatArray | None = None,
-    ) -> Whole:
-        """The cheapest whole numbers over the patterns so far, within the limits on work.
-
-        Args:
-            seconds, branchings: The limits.
-            settled: Patterns that are part of it, repeated where there are several GPUs of one.
-            allowed: 0 for items of which there are no more than are settled, float64[items]; all are when left out.
-        """
-        mip = new_model(seconds=seconds, nodes=branchings)
-        # Costs differ by a GPU at least: closer than that is optimal.
-        mip.setOptionValue("mip_abs_gap", 0.999 * self._step)
-        done = Counter(settled)
-        items, kinds = len(self._items), len(self._demand)
-        for _ in range(items):
-            mip.addRow(0.0, mip.inf, 0, [], [])
-        for services in self._demand:
-            mip.addRow(float(services), mip.inf, 0, [], [])
-        self._add_ranges(mip)
-        for index, pattern in enumerate(self.patterns):
-            count = Counter(pattern.layout.pattern)
-            rows = [*count, items + kinds + pattern.type_index]
-            least = float(done[index])
-            most = mip.inf if allowed is None or all(allowed[item] for item in count) else least
-            mip.addCol(pattern.usd_per_hour, least, most, len(rows), rows, [*map(float, count.values()), 1.0])
-        for index, item in enumerate(self._items):
-            mip.addCol(0.0, 0.0, mip.inf, 2, [index, items + item.kind], [-float(item.replicas), 1.0])
-        for kind in range(kinds):
-            mip.addCol(_UNSERVED * self._dearest, 0.0, mip.inf, 1, [items + kind], [1.0])
-        make_whole(mip, range(mip.getNumCol()))
-        run(mip)
-        values = np.rint(np.array(mip.getSolution().col_value)).astype(int).tolist()
-        if not values:  # a limit was reached before any solution was found
-            return Whole((), 0.0, tuple(self._demand))
-        chosen = [pattern for pattern, n in zip(self.patterns, values, strict=False) for _ in range(n)]
-        gpus = tuple((pattern.type_index, pattern.layout.pattern) for pattern in chosen)
-        cost = math.fsum(pattern.usd_per_hour for pattern in chosen)
-        return Whole(gpus, cost, tuple(values[len(values) - kinds :]))
-
-    def _add_ranges(self, model: Any) -> None:
-        for low, high in self._ranges:
-            model.addRow(float(low), model.inf if high is None else float(high), 0, [], [])
-
-
+_CHUNK = 2_000_000
+"""Numbers in the largest intermediate array."""
 _ALMOST = 0.03
 """Patterns that lack this part of the worth of their GPU are added at the end."""
 _TRIES = 3
@@ -235,8 +68,184 @@ class Effort:
     seconds: float = 20.0
 
 
+class Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+        patterns: Patterns worth more than the threshold, the most valuable first.
+        values: Their values.
+        complete: Whether there are no others.
+    """
+
+    patterns: tuple[Pattern, ...]
+    values: tuple[float, ...]
+    complete: bool
+
+
+class Pricer:
+    """Searches the patterns of one GPU type.
+
+    Attributes:
+        packing: The type and its items.
+        copies: How many of each item one pattern may hold, int64[items].
+    """
+
+    def __init__(self, packing: Packing, copies: IntArray) -> None:
+        self.packing = packing
+        self.copies = copies
+        fits = np.where(packing.alone < NEVER, packing.alone, -1)
+        self._order = np.argsort(-fits, kind="stable")
+        self._rank = np.argsort(self._order)
+
+    def search(
+        self,
+        values: FloatArray,
+        threshold: float,
+        *,
+        beam: int | None = None,
+        nodes_max: int = 400_000,
+    ) -> Found:
+        """Patterns that could fit, by the bound, and are worth more than ``threshold``.
+
+        Args:
+            values: Value of each item, float64[items].
+            threshold: What a pattern must exceed.
+            beam: Partial patterns kept a level; all when left out.
+            nodes_max: Partial patterns looked at before the search is given up as incomplete.
+        """
+        worth = values > 1e-12
+        start = self._order[worth[self._order] & (self.packing.alone[self._order] < NEVER)]
+        level = _Level(start[:, None], values[start])
+        hits: list[tuple[float, Pattern]] = []
+        nodes, complete = 0, True
+        while len(level.values):
+            nodes += len(level.values)
+            if nodes > nodes_max:
+                complete = False
+                break
+            level, more = self._children(level, values, threshold, hits)
+            if beam is not None and len(more) > beam:
+                complete = False
+                level = level.where(np.sort(np.argpartition(-more, beam)[:beam]))
+        hits.sort(key=lambda hit: (-hit[0], hit[1]))
+        return Found(tuple(pattern for _, pattern in hits), tuple(value for value, _ in hits), complete)
+
+    def _children(
+        self, level: _Level, values: FloatArray, threshold: float, hits: list[tuple[float, Pattern]]
+    ) -> tuple[_Level, FloatArray]:
+        """The partial patterns one larger that may still exceed the threshold, and how much they may be worth."""
+        size = max(1, _CHUNK // (len(values) * 4))
+        levels, bounds = [], []
+        for first in range(0, len(level.values), size):
+            chunk = level.where(slice(first, first + size))
+            room = self.packing.capacity - self.packing.least(chunk.patterns).sum(axis=1)
+            memory = self.packing.memory_bytes[chunk.patterns].sum(axis=1)
+            fits = (room >= 0) & (memory <= self.packing.memory_limit_bytes)
+            chunk, room = chunk.where(fits), room[fits]
+            hits += _named(chunk.where(chunk.values > threshold))
+            if len(room):
+                child, bound = self._grown(chunk, room, values, threshold)
+                levels.append(child)
+                bounds.append(bound)
+        if not levels:
+            return level.where(slice(0, 0)), np.empty(0)
+        patterns = np.concatenate([child.patterns for child in levels])
+        return _Level(patterns, np.concatenate([child.values for child in levels])), np.concatenate(bounds)
+
+    def _grown(self, level: _Level, room: IntArray, values: FloatArray, threshold: float) -> tuple[_Level, FloatArray]:
+        needed = self.packing.newcomers(level.patterns)
+        left = self._left(level.patterns)
+        rank = self._rank[None, :]
+        allowed = (rank >= rank[0, level.patterns[:, -1]][:, None]) & (needed <= room[:, None]) & (left > 0)
+        allowed &= values[None, :] > 1e-12
+        missing = np.maximum(threshold - level.values, 0.0)[:, None]
+        if level.patterns.shape[1] > 0:
+            needed, room = self._with_company(level, allowed, values, missing, needed, room)
+            allowed &= needed <= room[:, None]
+        density = np.where(allowed, values[None, :] / needed, 0.0)
+        most = level.values + _fractional(density, needed * left, room)
+        alive = most > threshold
+        level, room, needed, allowed, density = (
+            level.where(alive),
+            room[alive],
+            needed[alive],
+            allowed[alive],
+            density[alive],
+        )
+        by_rank = density[:, self._order]
+        best_after = np.maximum.accumulate(by_rank[:, ::-1], axis=1)[:, ::-1][:, self._rank]
+        bound = level.values[:, None] + values[None, :] + (room[:, None] - needed) * best_after
+        parent, item = np.nonzero(allowed & (bound > threshold))
+        patterns = np.concatenate([level.patterns[parent], item[:, None]], axis=1)
+        return _Level(patterns, level.values[parent] + values[item]), bound[parent, item]
+
+    def _with_company(
+        self,
+        level: _Level,
+        allowed: npt.NDArray[np.bool_],
+        values: FloatArray,
+        missing: FloatArray,
+        needed: IntArray,
+        room: IntArray,
+    ) -> tuple[IntArray, IntArray]:
+        """What newcomers need and what room is left once the pattern is worth the threshold.
+
+        Only completions worth ``missing`` more matter, and those bring at least so much power, cache use and so many
+        processes as the cheapest of the allowed items do for their value.
+        """
+        packing = self.packing
+        worth = np.where(allowed, values[None, :], np.nan)
+        none = ~allowed.any(axis=1)
+        worth[none] = 1.0
+        per_w = np.nanmin(packing.power_w[None, :] / worth, axis=1, keepdims=True)
+        per_percent = np.maximum(np.nanmin(packing.cache_percent[None, :] / worth, axis=1, keepdims=True), 0.0)
+        room = packing.capacity - packing.least(level.patterns, More(missing * per_w, missing * per_percent, 1)).sum(
+            axis=1
+        )
+        others = np.maximum(missing - values[None, :], 0.0)
+        return packing.newcomers(level.patterns, More(others * per_w, others * per_percent, 0)), room
+
+    def _left(self, patterns: IntArray) -> IntArray:
+        """Copies of each item that may still join each pattern."""
+        used = np.zeros((len(patterns), len(self.copies)), np.int64)
+        np.add.at(used, (np.repeat(np.arange(len(patterns)), patterns.shape[1]), patterns.ravel()), 1)
+        left = np.asarray(self.copies[None, :] - used, np.int64)
+        if self.packing.rivals is not None:
+            left[self.packing.rivals[patterns].any(axis=1)] = 0
+        return left
+
+
+class _Level(NamedTuple):
+    """Partial patterns of one size, int64[m, n], items in the order of the search, and their values."""
+
+    patterns: IntArray
+    values: FloatArray
+
+    def where(self, chosen: slice | npt.NDArray[Any]) -> _Level:
+        """Some of them."""
+        return _Level(self.patterns[chosen], self.values[chosen])
+
+
+def _named(level: _Level) -> list[tuple[float, Pattern]]:
+    return [
+        (float(value), tuple(sorted(map(int, pattern))))
+        for value, pattern in zip(level.values, level.patterns, strict=True)
+    ]
+
+
+def _fractional(density: FloatArray, units: IntArray, room: IntArray) -> FloatArray:
+    """Value of the room filled by density, items cut at will: the largest ``capacity`` densities suffice."""
+    top = min(density.shape[1], 48)
+    chosen = np.argpartition(-density, top - 1, axis=1)[:, :top]
+    best = np.take_along_axis(density, chosen, axis=1)
+    chosen = np.take_along_axis(chosen, np.argsort(-best, axis=1, kind="stable"), axis=1)
+    best = np.take_along_axis(density, chosen, axis=1)
+    filled = np.minimum(np.cumsum(np.take_along_axis(units, chosen, axis=1), axis=1), room[:, None])
+    return np.asarray((np.diff(filled, axis=1, prepend=0) * best).sum(axis=1), np.float64)
+
+
 class Generator:
-    """Patterns, prices and bounds for one set of items on some GPU types.
+    """Patterns, prices and bounds for one problem, with other ranges of GPUs where they are given.
 
     With ``replicas_max``, services are cut into no more than that many replicas (more where they have to be); bounds
     hold for such plans only.
@@ -247,15 +256,17 @@ class Generator:
 
     def __init__(
         self,
-        packings: Sequence[Packing],
-        items: Sequence[Item],
-        demand: Sequence[int],
-        ranges: Sequence[Range],
+        problem: Problem,
         effort: Effort,
+        *,
+        ranges: Sequence[Range] | None = None,
         replicas_max: int | None = None,
     ) -> None:
-        self._packings, self._effort, self._ranges = packings, effort, tuple(ranges)
-        self.master = Master(items, demand, ranges, [packing.gpu_type.usd_per_hour for packing in packings])
+        items, demand = problem.items, problem.demand
+        self._packings, self._effort = problem.packings, effort
+        self._ranges = tuple(problem.ranges if ranges is None else ranges)
+        prices = [packing.gpu_type.usd_per_hour for packing in self._packings]
+        self.master = Master([(item.kind, item.replicas) for item in items], demand, self._ranges, prices)
         self._demand = np.array(demand, np.float64)
         self._kind = np.array([item.kind for item in items])
         self._part = np.array([1.0 / item.replicas for item in items])
@@ -264,8 +275,8 @@ class Generator:
             over = [item.replicas > max(replicas_max, fewest[item.kind]) for item in items]
             self._part[over] = 0.0
         copies = np.array([1 if item.apart else item.replicas * demand[item.kind] for item in items], np.int64)
-        self._pricers = [Pricer(packing, np.minimum(copies, packing.capacity)) for packing in packings]
-        for index in range(len(packings)):
+        self._pricers = [Pricer(packing, np.minimum(copies, packing.capacity)) for packing in self._packings]
+        for index in range(len(self._packings)):
             for item in range(len(items)):
                 self._add(index, (item,))
 
@@ -344,8 +355,8 @@ class Generator:
     def _add(self, index: int, pattern: Pattern) -> bool:
         """Add a pattern to the master problem, if it fits and is new."""
         packing = self._packings[index]
-        layout = packing.fit(pattern)
-        return layout is not None and self.master.add(PricedPattern(index, packing.gpu_type.usd_per_hour, layout))
+        fits = packing.fit(pattern) is not None
+        return fits and self.master.add(PricedPattern(index, packing.gpu_type.usd_per_hour, pattern))
 
     def _add_some(self, index: int, patterns: Sequence[Pattern], most: int) -> int:
         added = 0
@@ -360,3 +371,64 @@ class Generator:
 
     def _price(self, index: int, relaxation: Relaxation) -> float:
         return max(self._packings[index].gpu_type.usd_per_hour - float(relaxation.rebates[index]), 1e-9)
+
+
+def volume(problem: Problem) -> float:
+    """Dollars an hour for what services need alone, of shares or of memory, as if it could be cut and mixed at will."""
+    shares, memory = ([math.inf] * len(problem.kinds) for _ in range(2))
+    for index, item in enumerate(problem.items):
+        for packing in problem.packings:
+            if packing.alone[index] <= packing.capacity:
+                usd = packing.gpu_type.usd_per_hour * item.replicas
+                share = float(packing.alone[index]) / packing.capacity
+                shares[item.kind] = min(shares[item.kind], usd * share)
+                memory[item.kind] = min(memory[item.kind], usd * item.memory_bytes / packing.memory_limit_bytes)
+    return max(math.fsum(usd * n for usd, n in zip(each, problem.demand, strict=True)) for each in (shares, memory))
+
+
+def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -> float:
+    """The least that whole numbers of GPUs within the ranges can cost without costing less than this.
+
+    Worked out for one or two types; the value itself for more.
+    """
+    wanted = usd_per_hour * (1 - 1e-9)
+    prices = [gpu_type.usd_per_hour for gpu_type in problem.types]
+    if len(prices) > 2 or wanted <= 0:
+        return usd_per_hour
+    (last_low, last_high), last = ranges[-1], prices[-1]
+    first_low, first_high = ranges[0] if len(prices) == 2 else (0, 0)
+    most = math.ceil(wanted / prices[0])
+    costs = []
+    for count in range(first_low, max(first_low, most if first_high is None else min(most, first_high)) + 1):
+        rest = max(last_low, math.ceil((wanted - count * prices[0]) / last))
+        if last_high is None or rest <= last_high:
+            costs.append(count * prices[0] * (len(prices) - 1) + rest * last)
+    return min(costs, default=usd_per_hour)
+
+
+def cost_of(problem: Problem, gpus: Sequence[Placed]) -> float:
+    """Dollars an hour."""
+    return math.fsum(problem.types[gpu.type_index].usd_per_hour for gpu in gpus)
+
+
+def bound_of(problem: Problem, usd_per_hour: float, relaxed_usd_per_hour: float, method: str) -> PlanBound:
+    """The bound on the cost, and on the number of GPUs that follows from it."""
+    dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
+    return PlanBound(math.ceil(usd_per_hour / dearest - 1e-6), usd_per_hour, relaxed_usd_per_hour, method)
+
+
+def cuts_of(problem: Problem) -> str:
+    """Within which choices a bound holds, in words."""
+    most = max(item.replicas for item in problem.items)
+    return "services whole" if most == 1 else f"up to {most} replicas a service"
+
+
+def least_gpus(problem: Problem) -> int:
+    """No plan has fewer GPUs: the shares that the services need alone, rounded up."""
+    least = [math.inf] * len(problem.kinds)
+    for index, item in enumerate(problem.items):
+        for packing in problem.packings:
+            if packing.alone[index] <= packing.capacity:
+                share = float(packing.alone[index]) / packing.capacity * item.replicas
+                least[item.kind] = min(least[item.kind], share)
+    return math.ceil(math.fsum(share * n for share, n in zip(least, problem.demand, strict=True)) - 1e-9)

@@ -17,16 +17,17 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.gpu.provisioning import Workload
 from joulery.perf.interference.model import GpuCoefficients, launch_delay_ms
-from joulery.policies.placement.provisioning.options import Item, Option
-from joulery.policies.placement.provisioning.predict import GpuType
-from joulery.policies.placement.provisioning.sizes import allocate, units_of
+from joulery.policies.placement.provisioning.gpu_shares import GpuType, allocate, units_of
+from joulery.policies.placement.provisioning.options import Item, Kind, Option, Rules, kinds_of
 
 NEVER = 10**6
 """Units of a replica that no share makes fast enough."""
@@ -38,6 +39,8 @@ _COMBINATIONS_MAX = 2000
 IntArray = npt.NDArray[np.int64]
 Pattern = tuple[int, ...]
 """Indices of items on one GPU, in increasing order, repeated where one item is there more than once."""
+Range = tuple[int, int | None]
+"""Fewest and most GPUs of a type; None for as many as wanted."""
 
 
 class PackedGpu(NamedTuple):
@@ -380,3 +383,43 @@ def _needed(
     share_percent = rows.work / np.maximum(active_ms, 1e-12) - rows.k4
     units = np.ceil(np.minimum(share_percent / gpu.unit_percent, NEVER) - 1e-9)
     return np.asarray(np.where(active_ms > 0, np.maximum(units, rows.units), NEVER))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Services, GPU types and rules, worked out into items and packings."""
+
+    workloads: Sequence[Workload]
+    types: Sequence[GpuType]
+    kinds: tuple[Kind, ...]
+    items: tuple[Item, ...]
+    packings: tuple[Packing, ...]
+
+    @property
+    def demand(self) -> list[int]:
+        """Services of each kind."""
+        return [len(kind.members) for kind in self.kinds]
+
+    @property
+    def crossed(self) -> bool:
+        """Whether more than shares decides what fits on a GPU: memory, or replicas that stay apart."""
+        known = any(packing.memory_limit_bytes < math.inf for packing in self.packings)
+        return any(item.apart or (known and item.memory_bytes > 0) for item in self.items)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """How many GPUs of each type there may be."""
+        return [(0, gpu_type.available) for gpu_type in self.types]
+
+
+def problem_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> Problem:
+    """Work out what can be chosen.
+
+    Raises:
+        InfeasibleError: A service can be served on none of the types.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+    """
+    kinds = kinds_of(workloads, types, rules)
+    items = tuple(item for kind in kinds for item in kind.items)
+    packings = tuple(Packing(gpu_type, index, items) for index, gpu_type in enumerate(types))
+    return Problem(workloads, types, kinds, items, packings)

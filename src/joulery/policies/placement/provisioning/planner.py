@@ -1,42 +1,67 @@
-"""Name a policy, get a plan with its predictions and SLO violations; follow a running plan; plan a series of demands.
+"""Name a policy, get a plan with its predictions and SLO violations; preset ``best`` is planned here.
 
-A fleet planned for the peak idles at night; a fleet planned afresh for every period migrates everything at each step.
-In a series each period follows the plan before it (:func:`~joulery.policies.placement.provisioning.replan.follow`):
-processes are resized in place, and at most ``max_migrations`` of them migrate to release GPUs. A fresh plan replaces it
-where it is cheaper and migrates no more. Each period's plan is within the SLOs at that period's rates, with headroom
-for random arrivals.
+Preset ``best`` finds the cheapest GPUs that are within every SLO, with a proof of how much cheaper any plan could be. A
+few services that may not be cut: exact, by :mod:`exact`. Otherwise :mod:`column_generation`, whole numbers by HiGHS,
+and searches that miss nothing to raise the bound until it meets the plan. Many services that all differ:
+:mod:`many_kinds.plan`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.domain.gpu.plan_change import PlanDifference, RunningGpu
+from joulery.domain.gpu.plan_change import RunningGpu
 from joulery.domain.gpu.provisioning import PlanBound, PlannedGpu, ProvisionPlan, Violation, Workload
 from joulery.domain.quality import Quality, weakest
-from joulery.policies.placement.provisioning import best, igniter
+from joulery.policies.placement.master import PricedPattern, Relaxation, Whole
+from joulery.policies.placement.provisioning import exact, igniter
 from joulery.policies.placement.provisioning.baselines import BASELINES
-from joulery.policies.placement.provisioning.column_generation import Effort
-from joulery.policies.placement.provisioning.exact import SERVICES_MAX
-from joulery.policies.placement.provisioning.options import may_use, only_spot
-from joulery.policies.placement.provisioning.predict import (
+from joulery.policies.placement.provisioning.column_generation import (
+    Effort,
+    Generator,
+    attainable,
+    bound_of,
+    cost_of,
+    cuts_of,
+    least_gpus,
+    volume,
+)
+from joulery.policies.placement.provisioning.gpu_shares import (
     GpuType,
     Placed,
+    ReplicaLoad,
+    Share,
     on_hosts,
     predict,
     shared_domains_of,
     shortages_of,
     violations_of,
 )
-from joulery.policies.placement.provisioning.replan import difference, follow, running_of
-from joulery.policies.placement.provisioning.rules import FailureDomain, Rules
+from joulery.policies.placement.provisioning.options import FailureDomain, Limits, Rules, may_use, only_spot
+from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range, problem_of
+from joulery.policies.placement.provisioning.replan import follow
 
 POLICIES = ("best", "igniter", *BASELINES)
 """Names of the policies."""
+PROVEN_KINDS = 12
+"""Up to so many different services a search for a proof is worth its time."""
+_GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
+"""How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
+_CASES_MAX = 24
+"""Cases of a mixed fleet that are looked at."""
+_CUTS_MAX = 4
+"""How many limits on the number of replicas are tried in the search for a cheaper plan."""
+EQUAL = 1e-6
+"""Costs closer than this, as a ratio, are equal."""
+_UNSERVED_FACTOR = 100
+"""Bounds beyond so many times the price of the fleet contain the price of unserved services."""
 
 
 def provision(
@@ -66,7 +91,7 @@ def provision(
     _check(policy, workloads, types)
     quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
     if policy == "best":
-        solution = best.plan(workloads, types, rules, effort)
+        solution = best_plan(workloads, types, rules, effort)
         gpus, violations = _predicted(solution.gpus, workloads, types, rules)
         violations = (*violations, *shortages_of(gpus, types))
         return ProvisionPlan("best", gpus, violations, solution.bound, quality)
@@ -106,7 +131,7 @@ def followed(
     _check("best", workloads, types)
     placed = follow(running, workloads, types, rules, max_migrations)
     gpus, violations = _predicted(placed, workloads, types, rules)
-    bound = best.volume_bound(workloads, types, rules)
+    bound = volume_bound(workloads, types, rules)
     quality = weakest([Quality.MODELLED, *(gpu_type.profile.quality for gpu_type in types)])
     return ProvisionPlan("follow", gpus, violations, bound, quality)
 
@@ -115,7 +140,7 @@ def _predicted(
     placed: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
 ) -> tuple[tuple[PlannedGpu, ...], tuple[Violation, ...]]:
     """The GPUs of a plan, on hosts where they matter, and what is predicted to be violated."""
-    gpus = predict(placed, workloads, types, rules)
+    gpus = predict(placed, workloads, types, Limits(workloads, types, rules))
     if rules.domain is FailureDomain.HOST:
         gpus = on_hosts(gpus, types)
     return gpus, (*violations_of(gpus), *(shared_domains_of(gpus, types) if rules.apart else ()))
@@ -131,12 +156,12 @@ def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: 
         ConfigError: As :func:`provision`.
     """
     uncut = replace(rules, max_replicas=1)
-    if len(workloads) <= SERVICES_MAX:
+    if len(workloads) <= exact.SERVICES_MAX:
         try:
-            return best.plan(workloads, types, uncut).bound
+            return best_plan(workloads, types, uncut).bound
         except InfeasibleError:
-            return best.plan(workloads, types, rules).bound
-    return best.volume_bound(workloads, types, rules)
+            return best_plan(workloads, types, rules).bound
+    return volume_bound(workloads, types, rules)
 
 
 def _one_type(
@@ -165,164 +190,264 @@ def _check(policy: str, workloads: Sequence[Workload], types: Sequence[GpuType])
         raise ConfigError("two services have the same name", got=twice)
 
 
-_S_PER_H = 3600.0
-
-
-class Period(NamedTuple):
-    """A stretch of constant demand.
-
-    Attributes:
-        from_s, until_s: When, seconds from the start of the series.
-        rates_rps: Requests a second by service; 0 for none.
-    """
-
-    from_s: float
-    until_s: float
-    rates_rps: Mapping[str, float]
-
-    @property
-    def hours(self) -> float:
-        """How long it lasts."""
-        return (self.until_s - self.from_s) / _S_PER_H
-
-
 @dataclass(frozen=True, slots=True)
-class PlannedPeriod:
-    """A period and its plan.
+class Solution:
+    """A plan and what is proven about it.
 
     Attributes:
-        period: When, and how much.
-        plan: What runs; no GPUs where nothing is asked for.
-        change: Against the period before; None for the first.
+        gpus: The GPUs.
+        bound: No plan within the rules is cheaper.
     """
 
-    period: Period
-    plan: ProvisionPlan
-    change: PlanDifference | None
-
-    @property
-    def migrations(self) -> int:
-        """Processes that run before and in it, on different GPUs."""
-        return 0 if self.change is None else self.change.migrations
+    gpus: tuple[Placed, ...]
+    bound: PlanBound
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesPlan:
-    """Plans for a whole series of demands.
-
-    Attributes:
-        periods: In order.
-        peak: The plan for every service's highest rate at once, to compare with.
-    """
-
-    periods: tuple[PlannedPeriod, ...]
-    peak: ProvisionPlan
-
-    @property
-    def usd(self) -> float:
-        """What the series costs, period by period."""
-        return math.fsum(each.plan.usd_per_hour * each.period.hours for each in self.periods)
-
-    @property
-    def peak_usd(self) -> float:
-        """What it costs to keep the peak's fleet all the time."""
-        return self.peak.usd_per_hour * math.fsum(each.period.hours for each in self.periods)
-
-    @property
-    def bound_usd(self) -> float:
-        """No plan within the SLOs of every period costs less; 0 where no period has a bound."""
-        return math.fsum(
-            each.plan.bound.usd_per_hour * each.period.hours for each in self.periods if each.plan.bound is not None
-        )
-
-    @property
-    def migrations(self) -> int:
-        """Migrations over all periods."""
-        return sum(each.migrations for each in self.periods)
-
-
-def periods_of(steps: Mapping[str, Sequence[tuple[float, float]]], lasts_s: float | None = None) -> tuple[Period, ...]:
-    """The stretches between any two changes of demand.
+def best_plan(
+    workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules, effort: Effort | None = None
+) -> Solution:
+    """The cheapest plan that was found, and a bound on any.
 
     Args:
-        steps: ``(from_s, rate_rps)`` by service, from 0 s on, in order; one entry for a constant rate.
-        lasts_s: When the series ends; the last stretch lasts as long as the one before it (an hour, if it is the only
-            one) when None.
+        workloads: The services.
+        types: The GPU types with their prices.
+        rules: What has to be kept, and what may be chosen.
+        effort: How hard to try.
 
     Raises:
-        ConfigError: It ends before its last step begins.
+        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
+        ConfigError: No GPU types, two services of one name, or a model that no type knows.
     """
-    edges = sorted({from_s for mine in steps.values() for from_s, _ in mine})
-    end_s = lasts_s if lasts_s is not None else edges[-1] + (edges[-1] - edges[-2] if len(edges) > 1 else _S_PER_H)
-    if not end_s > edges[-1]:
-        raise ConfigError(
-            "the series of rates ends before its last step begins",
-            got=f"{end_s:g} s",
-            expected=f"more than {edges[-1]:g} s",
-        )
-    return tuple(
-        Period(begin, until, {name: _rate_at(mine, begin) for name, mine in steps.items()})
-        for begin, until in zip(edges, [*edges[1:], end_s], strict=True)
+    problem = problem_of(workloads, types, rules)
+    if not workloads:
+        return Solution((), PlanBound(0, 0.0, 0.0, "nothing to serve"))
+    uncut = rules.max_replicas == 1 and all(item.replicas == 1 for item in problem.items)
+    unlimited = all(high is None for _, high in problem.ranges)
+    if uncut and unlimited and len(workloads) == len(problem.kinds) <= exact.SERVICES_MAX:
+        solution = _exactly(problem)
+        if solution is not None:
+            return solution
+    if len(problem.kinds) <= PROVEN_KINDS:
+        return _by_patterns(problem, effort or Effort())
+    # Imported on use: it builds on this module, and most sites need none of it.
+    from joulery.policies.placement.provisioning.many_kinds.plan import plan_many
+
+    return plan_many(problem, rules)
+
+
+def _exactly(problem: Problem) -> Solution | None:
+    """The optimum by trying every set of services; None when a set was too large to be sure of."""
+    chosen = exact.cheapest(problem.packings, len(problem.workloads))
+    if chosen is None or any(packing.unsure for packing in problem.packings):
+        return None
+    gpus = placed(problem, [(gpu.type_index, gpu.pattern) for gpu in chosen])
+    cost = cost_of(problem, gpus)
+    relaxed = _relaxed(problem)
+    return Solution(
+        gpus, bound_of(problem, cost, relaxed, "services whole; every set of them that fits on one GPU was tried")
     )
 
 
-def _rate_at(steps: Sequence[tuple[float, float]], at_s: float) -> float:
-    return [rate for from_s, rate in steps if from_s <= at_s][-1]
+def _relaxed(problem: Problem) -> float:
+    """The optimum if fractions of GPUs could be rented, over every set that fits."""
+    effort = Effort()
+    master = Generator(problem, effort).master
+    for index, packing in enumerate(problem.packings):
+        for pattern in exact.fitting_sets(packing, len(problem.items)):
+            if packing.fit(pattern) is not None:
+                master.add(PricedPattern(index, packing.gpu_type.usd_per_hour, pattern))
+    return master.relax().usd_per_hour
 
 
-def plan_series(
-    policy: str,
-    workloads: Sequence[Workload],
-    periods: Sequence[Period],
-    types: Sequence[GpuType],
-    rules: Rules | None = None,
-    *,
-    max_migrations: int = 0,
-) -> SeriesPlan:
-    """A plan for every period.
+def _by_patterns(problem: Problem, effort: Effort) -> Solution:
+    """Column generation; whole numbers and bounds in turn until they meet, or the last gap has been searched."""
+    relaxed = volume(problem)
+    bound = attainable(problem, relaxed, problem.ranges)
+    uncut = Generator(problem, effort, replicas_max=1)
+    uncut.generate(uncut.master.relax())
+    best = uncut.whole()
+    generator = Generator(problem, effort)
+    relaxation = generator.master.relax()
+    if not best.complete or best.usd_per_hour > bound * (1 + EQUAL):
+        relaxation = generator.generate(relaxation)
+        best = cheaper(best, generator.whole())
+    for gap_ratio in _GAPS:
+        reachable = attainable(problem, relaxation.usd_per_hour, problem.ranges)
+        if best.usd_per_hour <= bound * (1 + EQUAL) or reachable <= bound * (1 + EQUAL):
+            break
+        proven, relaxation, grew = _proven(generator, relaxation, gap_ratio)
+        if proven == 0.0:  # too many patterns at this gap, and a smaller gap lets more through
+            break
+        relaxed = max(relaxed, proven)
+        bound = max(bound, attainable(problem, relaxed, problem.ranges))
+        if grew and best.usd_per_hour > bound * (1 + EQUAL):
+            best = cheaper(best, generator.whole())
+    if best.usd_per_hour > bound * (1 + EQUAL) and len(problem.types) > 1:
+        best, bound = branch(problem, generator, effort, best, bound)
+    if best.usd_per_hour > bound * (1 + EQUAL):
+        best = _insist(problem, effort, best, bound)
+    if not best.complete:
+        if proven_infeasible(problem, max(bound, relaxed)):
+            raise too_few_gpus(problem, max(bound, relaxed), best.unserved)
+        gpus = uncut_plan(problem, effort)
+    else:
+        gpus = placed(problem, best.gpus)
+    searched = relaxed > volume(problem)
+    proof = "no layout of a GPU is worth more than its price" if searched else "sum of the shares needed alone"
+    method = f"{cuts_of(problem)}; {proof}"
+    return Solution(gpus, bound_of(problem, bound, relaxed, method))
 
-    Args:
-        policy: Plans the first period, the peak, and fresh plans to compare with.
-        workloads: The services, at their highest rates.
-        periods: The demands.
-        types, rules: As for :func:`~joulery.policies.placement.provisioning.planner.provision`.
-        max_migrations: How many processes may move from one period to the next, to give GPUs back.
 
-    Raises:
-        InfeasibleError: No plan of some period is within the SLOs.
-        ConfigError: As ``provision``.
+def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whole:
+    """Look for a cheaper plan among fewer choices, wider: few replicas first, then more."""
+    wide = replace(effort, beam=3 * effort.beam, patience=3 * effort.patience)
+    for replicas_max in sorted({item.replicas for item in problem.items})[:_CUTS_MAX]:
+        narrow = Generator(problem, wide, replicas_max=replicas_max)
+        narrow.enrich(narrow.generate(narrow.master.relax()))
+        best = cheaper(best, narrow.whole())
+        if best.usd_per_hour <= bound * (1 + EQUAL):
+            break
+    return best
+
+
+def cheaper(best: Whole, other: Whole) -> Whole:
+    """The cheaper of two; a complete one before one that leaves services out."""
+    if other.complete != best.complete:
+        return other if other.complete else best
+    return other if other.usd_per_hour < best.usd_per_hour * (1 - EQUAL) else best
+
+
+def _proven(generator: Generator, relaxation: Relaxation, gap_ratio: float) -> tuple[float, Relaxation, bool]:
+    """The best bound at one gap, the relaxation it ended with, and whether columns were found on the way."""
+    best, more, grew = 0.0, True, False
+    while more:
+        proven, more = generator.prove(relaxation, gap_ratio)
+        best = max(best, proven)
+        if more:
+            grew, relaxation = True, generator.generate(generator.master.relax())
+    return best, relaxation, grew
+
+
+def branch(problem: Problem, generator: Generator, effort: Effort, best: Whole, bound: float) -> tuple[Whole, float]:
+    """Raise the bound of a mixed fleet by settling how many GPUs of each type there are, a case at a time.
+
+    Fractions of a dear GPU are what makes the relaxation cheap; in each case their number is whole.
     """
-    rules = rules or Rules()
-    found: list[PlannedPeriod] = []
-    for period in periods:
-        now = [replace(each, rate_rps=rate) for each in workloads if (rate := period.rates_rps[each.id]) > 0]
-        before = running_of(found[-1].plan.gpus) if found else ()
-        plan, change = _next(policy, now, types, rules, before, max_migrations, first=not found)
-        found.append(PlannedPeriod(period, plan, change))
-    return SeriesPlan(tuple(found), provision(policy, workloads, types, rules))
+    cases: list[tuple[float, tuple[Range, ...]]] = [(bound, tuple(problem.ranges))]
+    for _ in range(_CASES_MAX):
+        cases.sort(key=lambda case: case[0])
+        lowest, ranges = cases[0]
+        if lowest * (1 + EQUAL) >= best.usd_per_hour:
+            break
+        relaxation = generator.generate(generator.restrict(ranges))
+        proven, relaxation, _ = _proven(generator, relaxation, effort.gap_ratio)
+        lowest = max(lowest, attainable(problem, proven, ranges))
+        best = cheaper(best, generator.whole())
+        if lowest * (1 + EQUAL) >= best.usd_per_hour:
+            cases[0] = (lowest, ranges)
+            continue
+        cut = _most_fractional(relaxation.gpus)
+        if cut is None:
+            break
+        low, high = ranges[cut]
+        whole = math.floor(relaxation.gpus[cut])
+        cases[0] = (lowest, (*ranges[:cut], (low, whole), *ranges[cut + 1 :]))
+        cases.append((lowest, (*ranges[:cut], (whole + 1, high), *ranges[cut + 1 :])))
+    generator.restrict(problem.ranges)
+    return best, min(best.usd_per_hour, *(lowest for lowest, _ in cases))
 
 
-def _next(
-    policy: str,
-    now: Sequence[Workload],
-    types: Sequence[GpuType],
-    rules: Rules,
-    before: tuple[RunningGpu, ...],
-    max_migrations: int,
-    *,
-    first: bool,
-) -> tuple[ProvisionPlan, PlanDifference | None]:
-    """The plan of a period that follows on ``before``, and what changes."""
-    if not now:
-        nothing = ProvisionPlan(policy, ())
-        return nothing, None if first else difference(before, ())
-    fresh = provision(policy, now, types, rules)
-    if first:
-        return fresh, None
-    changed = difference(before, running_of(fresh.gpus))
-    if not before:
-        return fresh, changed
-    follow = followed(before, now, types, rules, max_migrations)
-    if changed.migrations <= max_migrations and fresh.usd_per_hour < follow.usd_per_hour and not fresh.violations:
-        return fresh, changed
-    return replace(follow, bound=fresh.bound or follow.bound), difference(before, running_of(follow.gpus))
+def _most_fractional(gpus: FloatArray) -> int | None:
+    """The dearest of the types with a fractional number of GPUs, None when all are whole."""
+    part = np.abs(gpus - np.rint(gpus))
+    return int(np.argmax(part)) if float(part.max()) > 1e-6 else None
+
+
+def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
+    """The bound that needs no search: :func:`volume`, in whole GPUs."""
+    problem = problem_of(workloads, types, rules)
+    relaxed = volume(problem)
+    return bound_of(
+        problem,
+        attainable(problem, relaxed, problem.ranges),
+        relaxed,
+        f"{cuts_of(problem)}; sum of the shares needed alone",
+    )
+
+
+def uncut_plan(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
+    """A plan with services whole where they can be: cutting them gains little here and multiplies the patterns.
+
+    Without ``ranges`` it has as many GPUs of each type as it needs, whatever is available.
+    """
+    unlimited = [(0, None)] * len(problem.types)
+    generator = Generator(problem, effort, ranges=unlimited if ranges is None else ranges, replicas_max=1)
+    generator.generate(generator.master.relax())
+    found = generator.whole()
+    return () if not found.complete else placed(problem, found.gpus)
+
+
+def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Placed, ...]:
+    """Name the replicas, drop those beyond what whole services need, and tighten the shares of what is left."""
+    free = _parts(problem, gpus)
+    kept: list[tuple[int, Pattern, list[ReplicaLoad]]] = []
+    for type_index, pattern in sorted(gpus, key=lambda gpu: (-len(gpu[1]), gpu)):
+        named = [(item, free[item].pop()) for item in pattern if free[item]]
+        if named:
+            kept.append((type_index, tuple(item for item, _ in named), [part for _, part in named]))
+    result = []
+    for type_index, pattern, parts in kept:
+        layout = problem.packings[type_index].tightest(pattern)
+        assert layout is not None  # it fitted before replicas were dropped
+        unit = problem.types[type_index].profile.gpu.unit_percent
+        shares = [
+            Share(part, units * unit, option.process.batch)
+            for part, units, option in zip(parts, layout.units, layout.options, strict=True)
+        ]
+        shares.sort(key=lambda share: (-share.share_percent, share.part))
+        result.append(Placed(type_index, tuple(shares)))
+    result.sort(key=lambda gpu: (-problem.types[gpu.type_index].usd_per_hour, gpu.shares[0].part))
+    return tuple(result)
+
+
+def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[ReplicaLoad]]:
+    """For each item the replicas it has to provide: members of its kind, as many as it makes up whole, in order."""
+    count = Counter(item for _, pattern in gpus for item in pattern)
+    waiting = [list(reversed(kind.members)) for kind in problem.kinds]
+    parts: list[list[ReplicaLoad]] = []
+    for index, item in enumerate(problem.items):
+        mine: list[ReplicaLoad] = []
+        for _ in range(count[index] // item.replicas):
+            if waiting[item.kind]:
+                member = waiting[item.kind].pop()
+                rate_rps = problem.workloads[member].rate_rps / item.replicas
+                mine += [ReplicaLoad(member, replica, item.replicas, rate_rps) for replica in range(item.replicas)]
+        parts.append(mine[::-1])
+    return parts
+
+
+def proven_infeasible(problem: Problem, bound: float) -> bool:
+    """Whether the services provably need more than the GPUs that are available, in shares or in price."""
+    there = [high for _, high in problem.ranges]
+    if None in there:
+        return False
+    count = sum(high for high in there if high is not None)
+    price = math.fsum((high or 0) * kind.usd_per_hour for high, kind in zip(there, problem.types, strict=True))
+    return least_gpus(problem) > count or bound > price * (1 + EQUAL)
+
+
+def too_few_gpus(problem: Problem, bound: float, unserved: Sequence[int] = ()) -> InfeasibleError:
+    """The proven error; ``unserved``: services of each kind that the best plan on these GPUs leaves out."""
+    left = [problem.workloads[problem.kinds[kind].members[0]].id for kind, n in enumerate(unserved) if n]
+    there = ", ".join(f"{gpu_type.available} {gpu_type.name}" for gpu_type in problem.types)
+    dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)
+    count = math.fsum(gpu_type.available or 0 for gpu_type in problem.types)
+    # The price of services left out stands in a bound on plans that may leave some out: no number of GPUs then.
+    priced = math.ceil(bound / dearest - 1e-6) if bound < count * dearest * _UNSERVED_FACTOR else 0
+    needed = max(least_gpus(problem), priced, int(count) + 1)
+    return InfeasibleError(
+        f"{len(problem.workloads)} services need at least {needed} GPUs, and the fleet has {there}",
+        binding="number of GPUs",
+        nearest={"gpus": needed, **({"unserved": left} if left else {})},
+        hint=f"raise `available` in the fleet to {needed} or more, or relax the SLOs",
+    )

@@ -15,10 +15,9 @@ import numpy as np
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange, RunningGpu, RunningProcess
 from joulery.domain.gpu.provisioning import PlannedGpu, Workload
-from joulery.policies.placement.provisioning.predict import GpuType, Placed, Share
-from joulery.policies.placement.provisioning.problem import Problem, problem_of
-from joulery.policies.placement.provisioning.rules import Rules
-from joulery.policies.placement.provisioning.sizes import ReplicaLoad
+from joulery.policies.placement.provisioning.gpu_shares import GpuType, Placed, ReplicaLoad, Share
+from joulery.policies.placement.provisioning.options import Rules
+from joulery.policies.placement.provisioning.packing import Problem, problem_of
 
 
 def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:

@@ -22,7 +22,6 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.plan_moves import PlanMoves, continued, moves_between
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
-from joulery.policies.placement.highs import add_row, make_whole, new_model, run
 from joulery.policies.placement.joint.following.running_slices import next_on_slices, sliced_problem
 from joulery.policies.placement.joint.following.successors import (
     GpuSuccessor,
@@ -37,6 +36,7 @@ from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.hosts import on_hosts_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
+from joulery.policies.placement.master import add_row, make_whole, new_model, run
 
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60

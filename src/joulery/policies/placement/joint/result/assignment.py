@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from joulery.domain.gpu.provisioning import PlannedGpu
-from joulery.policies.placement.highs import add_row, new_model, run
 from joulery.policies.placement.joint.divisions import ServiceDivision
 from joulery.policies.placement.joint.master import Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.result.planned_gpus import ChosenInstance, gpu_of
+from joulery.policies.placement.master import add_row, new_model, run
 
 _TINY = 1e-9
 """Part of a service's rate below which an instance gets nothing."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.problem import JointRequest
-from joulery.policies.placement.provisioning.predict import on_hosts, shared_domains_of
-from joulery.policies.placement.provisioning.rules import FailureDomain
+from joulery.policies.placement.provisioning.gpu_shares import on_hosts, shared_domains_of
+from joulery.policies.placement.provisioning.options import FailureDomain
 
 
 def on_hosts_of(request: JointRequest, plan: ProvisionPlan) -> ProvisionPlan:

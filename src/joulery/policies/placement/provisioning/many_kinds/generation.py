@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.placement.provisioning.column_generation import Effort, Generator, Range, Relaxation, Whole
+from joulery.policies.placement.master import Relaxation, Whole
+from joulery.policies.placement.provisioning.column_generation import Effort, Generator
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
-from joulery.policies.placement.provisioning.options import Item
-from joulery.policies.placement.provisioning.packing import Packing, Pattern
+from joulery.policies.placement.provisioning.packing import Packing, Pattern, Problem, Range
 
 _ABOVE = 1e-4
 """A pattern joins when it is worth so much more than its GPU, as a ratio."""
@@ -51,26 +51,19 @@ QUICK, CAREFUL = DiveStep(0.25, 3), DiveStep(0.06, 6)
 class BoxGenerator(Generator):
     """As :class:`Generator`, with its work independent of how many patterns there are."""
 
-    def __init__(
-        self,
-        packings: Sequence[Packing],
-        items: Sequence[Item],
-        demand: Sequence[int],
-        ranges: Sequence[Range],
-        effort: Effort,
-    ) -> None:
-        super().__init__(packings, items, demand, ranges, effort)
-        self._items = items
-        fewest = [min(item.replicas for item in items if item.kind == kind) for kind in range(len(demand))]
-        self._uncut = np.array([float(item.replicas == fewest[item.kind]) for item in items])
-        self._open = np.ones(len(items))
+    def __init__(self, problem: Problem, effort: Effort, *, ranges: Sequence[Range] | None = None) -> None:
+        super().__init__(problem, effort, ranges=ranges)
+        self._items, packings, kinds = problem.items, problem.packings, range(len(problem.kinds))
+        fewest = [min(item.replicas for item in self._items if item.kind == kind) for kind in kinds]
+        self._uncut = np.array([float(item.replicas == fewest[item.kind]) for item in self._items])
+        self._open = np.ones(len(self._items))
         self._allowed = self._open.copy()
         self._unfit: list[set[Pattern]] = [set() for _ in packings]
         self._searches = self._box_searches()
         self._proofs: list[BoxSearch] = []
         price = [packing.gpu_type.usd_per_hour for packing in packings]
         self._dearest, self._weight = max(price), _WEIGHT
-        self._alone = np.full(len(demand), np.inf)
+        self._alone = np.full(len(problem.kinds), np.inf)
         for packing in packings:
             share = packing.alone / packing.capacity / self._part * packing.gpu_type.usd_per_hour
             np.minimum.at(self._alone, self._kind, np.where(packing.alone <= packing.capacity, share, np.inf))
@@ -188,7 +181,7 @@ class BoxGenerator(Generator):
         for index in np.argsort(-rest, kind="stable").tolist():
             if rest[index] < 1e-3 or (rest[index] < _SURE and len(chosen) >= wanted):
                 break
-            pattern = self.master.patterns[index].layout.pattern
+            pattern = self.master.patterns[index].pattern
             needs = np.zeros(len(left))
             np.add.at(needs, self._kind[list(pattern)], self._part[list(pattern)])
             if not self._allowed[list(pattern)].all() or (needs > left + 1e-6).any():

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from joulery.domain.gpu.provisioning import Workload
-from joulery.policies.placement.provisioning.predict import Placed
+from joulery.policies.placement.provisioning.gpu_shares import Placed
 
 BATCH = 60
 """Services planned at once."""
