@@ -33,7 +33,13 @@ class Oracle:
 
 def search(service, known=None, limit_s=1.0, budget=None):
     made = LearningSearch(
-        service, len(service.energy_j), known or {}, lambda m: 1 - m.energy_j / 100, limit_s, budget or LearningBudget()
+        service,
+        len(service.energy_j),
+        known or {},
+        lambda m: 1 - m.energy_j / 100,
+        lambda accuracy_ratio, energy_j: 1 - energy_j / 100,
+        limit_s,
+        budget or LearningBudget(),
     )
     while (row := made.ask()) is not None:
         made.tell(row, service.trial(row))
@@ -64,8 +70,8 @@ def test_what_is_known_is_settled_on_without_a_trial():
 def test_what_is_known_is_weighed_anew():
     service = Oracle([0.5, 0.5, 0.5], [20.0, 30.0, 40.0])
     known = {row: service.trial(row) for row in range(3)}
-    cheap = LearningSearch(service, 3, known, lambda m: -m.energy_j, 1.0)
-    dear = LearningSearch(service, 3, known, lambda m: m.energy_j, 1.0)
+    cheap = LearningSearch(service, 3, known, lambda m: -m.energy_j, lambda _, energy_j: -energy_j, 1.0)
+    dear = LearningSearch(service, 3, known, lambda m: m.energy_j, lambda _, energy_j: energy_j, 1.0)
     assert (cheap.settled, dear.settled) == (0, 2)
     assert cheap.ask() is None
 

@@ -1,6 +1,7 @@
 import csv
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,16 @@ def test_more_carbon_or_less_accuracy_never_scores_higher(lambda_ratio, accuracy
     assert objective.score(accuracy, energy * 1.5, g_per_kwh) <= score
     assert objective.score(accuracy, energy, g_per_kwh + 10) <= score
     assert objective.score(accuracy * 0.9, energy, g_per_kwh) <= score
+
+
+def test_many_scores_are_those_of_each_to_the_last_digit():
+    objective, random = Objective(0.37, 0.776, 0.2, 250.0, 1.5, 1.1), np.random.default_rng(3)
+    accuracy_ratio, energy_j = random.uniform(0.6, 0.8, 300), random.lognormal(-2, 1, 300)
+    for g_per_kwh in (-5.0, 0.0, 133.7):
+        each = [
+            objective.score(*pair, g_per_kwh) for pair in zip(accuracy_ratio.tolist(), energy_j.tolist(), strict=True)
+        ]
+        assert objective.scores(accuracy_ratio, energy_j, g_per_kwh).tolist() == each
 
 
 def test_the_baseline_at_its_own_intensity_scores_zero():

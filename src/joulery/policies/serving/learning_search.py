@@ -53,7 +53,8 @@ class LearningSearch:
         service: Model fitted by earlier invocations; fitted further.
         rows: Rows of the space.
         known: Trials so far, by row.
-        score: Eq. 3 at the present intensity, of accuracy and joules.
+        score: Eq. 3 at the present intensity, of one trial.
+        scores: The same of accuracies and joules, float64[n].
         limit_s: The latency limit.
         budget: When to stop.
         least_accuracy_ratio: A less accurate configuration is not settled on.
@@ -66,13 +67,15 @@ class LearningSearch:
         rows: int,
         known: Mapping[int, TrialMetrics],
         score: Callable[[TrialMetrics], float],
+        scores: Callable[[FloatArray, FloatArray], FloatArray],
         limit_s: float,
         budget: LearningBudget | None = None,
         least_accuracy_ratio: float = 0.0,
         among: Callable[[Sequence[int]], IntArray] | None = None,
     ) -> None:
         self.trials: list[int] = []
-        self._service, self._rows, self._score, self._limit_s = service, rows, score, limit_s
+        self._service, self._rows, self._limit_s = service, rows, limit_s
+        self._score, self._scores = score, scores
         self._known, self._budget = dict(known), budget or LearningBudget()
         self._least_accuracy_ratio, self._among = least_accuracy_ratio, among
 
@@ -121,7 +124,7 @@ class LearningSearch:
     def _best_row(self, rows: IntArray, best: float | None) -> tuple[int, float, float]:
         """The row to try, its expected gain, and its chance to keep the limit."""
         rough = self._service.predict_roughly(rows)
-        floor = min(self._scores(rough.accuracy_ratio, rough.energy_j)) if best is None else best
+        floor = float(self._scores(rough.accuracy_ratio, rough.energy_j).min()) if best is None else best
         first, _ = self._gain(rough, floor)
         short = rows[np.argsort(-first, kind="stable")[: self._budget.shortlist]]
         gain, chance = self._gain(self._service.predict(short), floor)
@@ -130,9 +133,9 @@ class LearningSearch:
 
     def _gain(self, trial: PredictedTrial, floor: float) -> tuple[FloatArray, FloatArray]:
         """Expected gain over ``floor``, and the chance to keep the limit, of each configuration."""
-        score = np.array(self._scores(trial.accuracy_ratio, trial.energy_j))
+        score = self._scores(trial.accuracy_ratio, trial.energy_j)
         dearer = self._scores(trial.accuracy_ratio, trial.energy_j * np.exp(trial.energy_doubt))
-        doubt = np.abs(np.array(dearer) - score) + 1e-6
+        doubt = np.abs(dearer - score) + 1e-6
         chance = _normal((math.log(self._limit_s) - trial.log_latency) / trial.latency_doubt)
         # Shares of requests are predicted well: 0.005 points of accuracy stay uncertain.
         if self._least_accuracy_ratio > 0:
@@ -140,10 +143,6 @@ class LearningSearch:
         ahead = (score - floor) / doubt
         density = np.exp(-(np.minimum(np.abs(ahead), 30.0) ** 2) / 2) / math.sqrt(2 * math.pi)
         return chance * doubt * (ahead * _normal(ahead) + density), chance
-
-    def _scores(self, accuracy: FloatArray, energy_j: FloatArray) -> list[float]:
-        pairs = zip(accuracy.tolist(), energy_j.tolist(), strict=True)
-        return [self._score(TrialMetrics(accuracy_ratio, 0.0, joules)) for accuracy_ratio, joules in pairs]
 
 
 def _normal(x: FloatArray) -> FloatArray:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.serving.service import Slo, SloScope
 
@@ -155,3 +158,11 @@ class Objective:
         """Eq. 3; with another weight of carbon where one is given."""
         weight = self.lambda_ratio if lambda_ratio is None else lambda_ratio
         return weigh(weight, self.carbon_change(energy_j, g_per_kwh), self.accuracy_change(accuracy_ratio))
+
+    def scores(self, accuracy_ratio: FloatArray, energy_j: FloatArray, g_per_kwh: float) -> FloatArray:
+        """As :meth:`score`, to the last digit, of many requests' accuracies and joules, float64[n]."""
+        carbon_g = energy_j * self.pue * max(0.0, g_per_kwh) / JOULES_PER_KWH
+        carbon_change = (self.base_carbon_g - carbon_g) / self.base_carbon_g
+        accuracy_change = (accuracy_ratio - self.base_accuracy_ratio) / self.base_accuracy_ratio
+        scores = self.lambda_ratio * carbon_change + (1.0 - self.lambda_ratio) * accuracy_change
+        return np.asarray(scores, np.float64)

@@ -188,7 +188,7 @@ class ServicePolicy:
             return Step(state)  # nothing but a threat overrides a decision that is being carried out
         if state.protecting and not changed:
             return self._hold(state, seen)
-        state = replace(state, protecting=False)
+        state = replace(state, protecting=False) if state.protecting else state
         if isinstance(self.search, TrialSearch) and state.trying is not None and not changed:
             return self._follow(state, state.trying, seen, self.search)
         cause = ("terms", changed) if changed else self._cause(state, seen)
@@ -214,7 +214,9 @@ class ServicePolicy:
         """The state with what threatens the SLO now; and the threat as a phrase, empty for none."""
         found = threat(seen, self.objectives.slo, self._capacity_rps(seen.running, state), state.threat)
         counts = bool(found.phrase) and self._attainable(state)
-        return replace(state, threat=found, threat_s=seen.now_s if counts else state.threat_s), found.phrase * counts
+        if counts or found != state.threat:
+            state = replace(state, threat=found, threat_s=seen.now_s if counts else state.threat_s)
+        return state, found.phrase * counts
 
     def _attainable(self, state: ServiceState) -> bool:
         """Whether the leanest layout answers within the SLO when nothing waits; else protecting it is pointless."""
@@ -307,7 +309,7 @@ class ServicePolicy:
             state = replace(state, slowdown_ratio=slowdown(seen, predictor, state.slowdown_ratio))
             held_s = self._scaler(predictor, state).held_s(seen)  # NaN where too few answers show it
         admitted = admission(held_s, slo, state.admission_ratio) if state.protecting else 1.0
-        state, elapsed_s = replace(state, admission_ratio=admitted), seen.now_s - state.seen_s
+        elapsed_s = seen.now_s - state.seen_s
         weight = 1.0 if math.isinf(elapsed_s) else -math.expm1(-max(elapsed_s, 0.0) / self.trigger.settle_s)
         rate_rps, delay_ratio, now_rps = state.rate_rps, state.delay_ratio, seen.demand_rps
         if 0 < now_rps < math.inf:
@@ -316,7 +318,14 @@ class ServicePolicy:
             ratio = max(seen.latency_s / state.predicted_s, 1.0)
             delay_ratio += weight * (ratio - delay_ratio)
         known_s = seen.now_s if math.isfinite(seen.g_per_kwh) else state.known_s
-        return replace(state, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=seen.now_s, known_s=known_s)
+        return replace(
+            state,
+            admission_ratio=admitted,
+            rate_rps=rate_rps,
+            delay_ratio=delay_ratio,
+            seen_s=seen.now_s,
+            known_s=known_s,
+        )
 
     def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:
         """Whether the window's latency is that of the layout decided on, over enough requests."""

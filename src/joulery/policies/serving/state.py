@@ -140,7 +140,8 @@ class ServiceState:
 
     def learned(self, measured: MeasuredLayout) -> ServiceState:
         """The state with the outcome of a trial, which replaces an older one of the same layout."""
-        others = [item for item in self.known if item.layout != measured.layout]
+        instances = measured.layout.instances
+        others = [item for item in self.known if item.layout.instances != instances]
         baseline = measured if self.baseline is None else self.baseline
         return replace(self, known=(*others, measured), baseline=baseline)
 

@@ -304,6 +304,14 @@ class TrialSearch:
         known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
         return lambda metrics: objective.score(metrics.accuracy_ratio, metrics.energy_j, known_g)
 
+    def _scores(
+        self, goals: ServiceObjectives, baseline: MeasuredLayout, g_per_kwh: float
+    ) -> Callable[[FloatArray, FloatArray], FloatArray]:
+        """As :meth:`_score`, of many predicted trials at once."""
+        objective = self.objective(goals.lambda_ratio, baseline)
+        known_g = g_per_kwh if math.isfinite(g_per_kwh) else 0.0
+        return lambda accuracy_ratio, energy_j: objective.scores(accuracy_ratio, energy_j, known_g)
+
     def _allowed(self, goals: ServiceObjectives, excluded: frozenset[Layout]) -> LayoutSpace:
         """The layouts to try: neither excluded nor below the minimum accuracy whichever instance answers."""
         space = self.space
@@ -406,6 +414,7 @@ class TrialSearch:
             len(space),
             known,
             self._score(goals, baseline, state.g_per_kwh),
+            self._scores(goals, baseline, state.g_per_kwh),
             limit_s,
             LearningBudget(new_trials=self.budget.count, desperate_trials=self.budget.while_infeasible),
             goals.minimum_accuracy_ratio,

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.quantile import quantile_of_sorted
 from joulery.perf.queues.fifo_pool import PoolInstance, serve
 from joulery.sim.core.streams import Streams
 
@@ -96,6 +97,29 @@ class Requests:
         return cls(arrivals, readonly(size, np.float64), readonly(jitter, np.float64))
 
 
+class ServiceTimes:
+    """Service times of some requests while every neighbour is idle, worked out once for each kind of instance.
+
+    Instances that are alike share a list (a list an instance would not fit into the processor's cache), and so do all
+    pools that serve the same requests with one object of this class.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self.arrival_s: list[float] = requests.arrival_s.tolist()
+        self._known: dict[tuple[float, float], list[float]] = {}
+
+    def of(self, instance: PullInstance) -> list[float]:
+        """Seconds, one a request."""
+        kind = (instance.host_s, instance.gpu_s)
+        if kind not in self._known:
+            times = self._requests.size * instance.gpu_s
+            times += instance.host_s
+            times += self._requests.jitter_s
+            self._known[kind] = times.tolist()
+        return self._known[kind]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
     """What happened to each request.
@@ -120,6 +144,7 @@ def pull(
     contention: float = 0.0,
     available_s: Sequence[float] | None = None,
     hosts: Sequence[int] = (),
+    times: ServiceTimes | None = None,
 ) -> Pulled:
     """Serve every request; none is lost, none is served twice.
 
@@ -129,6 +154,7 @@ def pull(
         contention: Stretch of the host part per busy neighbour on the same host.
         available_s: From when each instance serves: the end of a start-up, or ``free_s`` of an earlier stretch.
         hosts: The number of the host of each instance; empty for one host.
+        times: Service times of these requests, where several pools serve them.
 
     Raises:
         ConfigError: There is no instance.
@@ -140,23 +166,12 @@ def pull(
     available = [0.0] * count if available_s is None else [float(t_s) for t_s in available_s]
     if len(available) != count or not all(map(math.isfinite, available)):
         raise DataError(f"expected one finite available time for each of {count} instances, got {available}")
-    # Instances alike share their lists: a list an instance would not fit into the processor's cache.
-    kinds = list(dict.fromkeys((spec.host_s, spec.gpu_s) for spec in instances))
-    rows = np.multiply.outer([gpu_s for _, gpu_s in kinds], requests.size)
-    rows += np.array([[host_s] for host_s, _ in kinds])
-    rows += requests.jitter_s
-    works = dict(zip(kinds, rows.tolist(), strict=True))
-    stretches = {host_s: [host_s * contention] * len(requests) for host_s, _ in kinds}
+    times = times or ServiceTimes(requests)
+    stretches = {spec.host_s: [spec.host_s * contention] * len(requests) for spec in instances}
     run = serve(
-        requests.arrival_s.tolist(),
+        times.arrival_s,
         [
-            PoolInstance(
-                works[spec.host_s, spec.gpu_s],
-                stretches[spec.host_s],
-                spec.floor_s,
-                host,
-                free_s,
-            )
+            PoolInstance(times.of(spec), stretches[spec.host_s], spec.floor_s, host, free_s)
             for spec, host, free_s in zip(instances, hosts or (0,) * count, available, strict=True)
         ],
     )
@@ -219,13 +234,13 @@ def metrics(
     window_s = float(pulled.finish_s[skip:].max()) - begin_s
     idle_j = idle_w * window_s
     dynamic_j = float(served @ np.array([spec.dynamic_j for spec in instances]))
-    p50_s, p95_s = np.percentile(latency, [50.0, 95.0]).tolist()
+    ordered = np.sort(latency).tolist()
     return PullMetrics(
         requests=measured,
         served=tuple(served.tolist()),
         accuracy_ratio=float(served @ np.array([spec.accuracy_ratio for spec in instances])) / measured,
-        p50_s=p50_s,
-        p95_s=p95_s,
+        p50_s=quantile_of_sorted(ordered, 0.5),
+        p95_s=quantile_of_sorted(ordered, 0.95),
         window_s=window_s,
         idle_j=idle_j,
         dynamic_j=dynamic_j,

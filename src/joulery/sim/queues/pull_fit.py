@@ -16,7 +16,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts, VariantCosts
 from joulery.sim.core.streams import Streams
-from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, metrics, pull
+from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, ServiceTimes, metrics, pull
 
 _ENERGY_WEIGHT = 3.0
 """A mean over a run is known better than a tail: weight of an energy against a latency quantile."""
@@ -69,11 +69,27 @@ def simulate(
         interarrival_s: That mean.
         streams: Random streams of sizes and jitter.
     """
-    pool = instances_of(costs, edges)
-    arrival_s = np.cumsum(gaps) * interarrival_s
-    work = Requests.draw(arrival_s, streams, size_cv=costs.size_cv, jitter_s=costs.jitter_s)
-    pulled = pull(work, pool, contention=costs.contention)
-    return metrics(work, pulled, pool, idle_w=costs.gpus * costs.idle_w)
+    return MeasurementWindow(costs, gaps, interarrival_s, streams).metrics(edges)
+
+
+class MeasurementWindow:
+    """The requests of one measurement window, which any configuration of the service can serve.
+
+    Args:
+        costs, gaps, interarrival_s, streams: As for :func:`simulate`.
+    """
+
+    def __init__(self, costs: ServiceCosts, gaps: FloatArray, interarrival_s: float, streams: Streams) -> None:
+        arrival_s = np.cumsum(gaps) * interarrival_s
+        self._costs = costs
+        self._work = Requests.draw(arrival_s, streams, size_cv=costs.size_cv, jitter_s=costs.jitter_s)
+        self._times = ServiceTimes(self._work)
+
+    def metrics(self, edges: Sequence[tuple[str, str]]) -> PullMetrics:
+        """What the window shows of a configuration: variant and slice profile of each instance of one GPU."""
+        costs, pool = self._costs, instances_of(self._costs, edges)
+        pulled = pull(self._work, pool, contention=costs.contention, times=self._times)
+        return metrics(self._work, pulled, pool, idle_w=costs.gpus * costs.idle_w)
 
 
 def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, seeds: int = 5) -> list[PointError]:

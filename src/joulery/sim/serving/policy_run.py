@@ -92,6 +92,16 @@ class TableService:
     spent: list[list[int]] = field(default_factory=list)
     settled: list[int | None] = field(default_factory=list)
     searches: int = 0
+    _named: dict[tuple[str, ...], Layout] = field(default_factory=dict)
+
+    def layout(self, names: Sequence[str]) -> Layout:
+        """The layout of a decision; the table's own object where it has it, which is found without a comparison."""
+        key = tuple(names)
+        if key not in self._named:
+            layout = Layout.parse(key)
+            row = self.bench.layouts.row(layout)
+            self._named[key] = layout if row is None else self.bench.layouts.layout(row)
+        return self._named[key]
 
     def begin_period(self, g_per_kwh: float) -> None:
         """A period of the grid begins with what ran before."""
@@ -156,7 +166,7 @@ def run_policy(
 
     def act(now_s: float, decision: Decision) -> None:
         trial = decision.kind == TRY_LAYOUT
-        service.run(Layout.parse(decision.value), trial=trial)
+        service.run(service.layout(decision.value), trial=trial)
         if trial:
             kernel.at(now_s + settings.trial_s, "trial over", now_s)
 

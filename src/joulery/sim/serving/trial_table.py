@@ -16,7 +16,7 @@ from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.configuration_graph import GraphSpace, one_gpu
 from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
-from joulery.sim.queues.pull_fit import simulate
+from joulery.sim.queues.pull_fit import MeasurementWindow, simulate
 
 REQUESTS = 1000
 """Requests of a measurement, as published."""
@@ -171,11 +171,12 @@ def exhaustive_table(
     fits = {(variant.name, profile) for variant in costs.variants for profile in variant.slowdown}
     space = one_gpu(menu, names, {(name, p.name) for name in names for p in menu.profiles} - fits)
     gaps = streams("gaps", costs.name).exponential(1.0, BASE_REQUESTS)
+    windows = {load_s: MeasurementWindow(costs, gaps[:REQUESTS], load_s, streams) for load_s in loads}
     entries = []
     for row, vector in enumerate(space.graphs, 1):
         edges = space.instances(vector)
         for load_s in loads:
-            found = simulate(costs, edges, gaps[:REQUESTS], load_s, streams)
+            found = windows[load_s].metrics(edges)
             entries.append(TableEntry(load_s, edges, found.accuracy_ratio, found.p95_s, found.energy_j_per_request))
         progress(row, len(space))
     largest = max(costs.variants, key=lambda variant: variant.accuracy_ratio)
