@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from joulery.perf.llm.features import inputs_of
 from joulery.perf.llm.gaussian_process import GaussianProcess
+from joulery.perf.llm.predictor import inputs_of
 from joulery.perf.llm.shapes import SHAPES
 from tests.perf.llm.made_up import runs
 

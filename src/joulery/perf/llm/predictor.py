@@ -21,9 +21,8 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.perf.llm.errors import Band, Distance, Scales, leave_out_groups, scales_of
-from joulery.perf.llm.features import inputs_of
-from joulery.perf.llm.gaussian_process import GaussianProcess
-from joulery.perf.llm.monotone import monotone_times
+from joulery.perf.llm.gaussian_process import GaussianProcess, KernelInputs
+from joulery.perf.llm.models import precision_bytes
 from joulery.perf.llm.roofline import DEFAULT_FACTORS, fit_factors, fits, memory_limit, step_times_s
 from joulery.perf.llm.runs import LlmPoint, LlmRun
 from joulery.perf.llm.shapes import SHAPES
@@ -36,6 +35,10 @@ _SAME_LOAD = 0.005
 _GRID = 25
 _AT_ONCE = 1000
 """Points predicted at once: bounds the memory that many rows take."""
+SMOOTH = ("active parameters", "parameters", "KV bytes", "GPUs", "precision")
+"""The smooth features, logarithms each."""
+_ROUNDS = 8
+"""Projections of a curve on those that neither fall nor outrun the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +309,65 @@ def _lengths(runs: Sequence[LlmRun]) -> dict[tuple[str, ...], float]:
 
 def _fits_memory(point: LlmPoint) -> bool:
     return fits(point) and memory_limit(point) >= 1
+
+
+def inputs_of(points: Sequence[LlmPoint]) -> KernelInputs:
+    """Where points lie: their load, sizes, labels, and what the engine's limit leaves waiting."""
+    smooth = [
+        (
+            math.log(point.facts.active_parameters),
+            math.log(point.facts.parameters),
+            math.log(point.facts.kv_bytes),
+            math.log(point.num_gpus),
+            math.log(precision_bytes(point.precision)),
+        )
+        for point in points
+    ]
+    labels = {
+        "gpu": [point.gpu.name for point in points],
+        "task": [point.task for point in points],
+        "backbone": [point.facts.backbone for point in points],
+        "configuration": [
+            "|".join((point.facts.backbone, point.precision, point.gpu.name, str(point.num_gpus))) for point in points
+        ],
+        "series": ["|".join(map(str, point.series)) for point in points],
+    }
+    return KernelInputs(
+        np.array([math.log(point.batch) for point in points], np.float64),
+        np.array(smooth, np.float64).reshape(len(points), len(SMOOTH)),
+        {name: np.array(values, dtype=np.str_) for name, values in labels.items()},
+        np.array([math.log(max((point.max_num_seqs or 0) / point.batch, 1.0)) for point in points], np.float64),
+    )
+
+
+def monotone_times(load: FloatArray, times: FloatArray) -> FloatArray:
+    """Logarithms of token times, changed as little as a few projections can, that rise no faster than the load.
+
+    With ``n`` requests in flight and a token every ``t`` seconds for each, ``n / t`` tokens are written a second. So
+    the slope of ln t over ln n lies between 0 (more requests make no token faster) and 1 (they cost no
+    throughput).
+
+    Args:
+        load: Logarithms of requests in flight, ascending, shape (points,).
+        times: Logarithms of times, shape (points,).
+    """
+    found = np.array(times, np.float64)
+    for _ in range(_ROUNDS):
+        found = load - isotonic(load - isotonic(found))
+    for i in range(1, len(found)):
+        found[i] = min(max(found[i], found[i - 1]), found[i - 1] + load[i] - load[i - 1])
+    return np.asarray(found, np.float64)
+
+
+def isotonic(values: FloatArray) -> FloatArray:
+    """The nearest non-falling sequence (least squares; pool adjacent violators)."""
+    levels: list[float] = []
+    counts: list[int] = []
+    for value in values:
+        levels.append(float(value))
+        counts.append(1)
+        while len(levels) > 1 and levels[-2] > levels[-1]:
+            count = counts[-2] + counts[-1]
+            levels[-2:] = [(levels[-2] * counts[-2] + levels[-1] * counts[-1]) / count]
+            counts[-2:] = [count]
+    return np.repeat(levels, counts)

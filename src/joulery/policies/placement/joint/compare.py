@@ -16,8 +16,7 @@ from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.plan import patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.cut_gpus import numbered, sliced_gpu
-from joulery.policies.placement.joint.result.hosts import on_hosts_of
-from joulery.policies.placement.joint.result.planned_gpus import gpus_of
+from joulery.policies.placement.joint.result.planned_gpus import gpus_of, on_hosts_of
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 from joulery.policies.placement.provisioning.planner import provision

@@ -20,7 +20,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import CertifiedPattern, PlanCertificate
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.result.hosts import on_hosts_of
+from joulery.policies.placement.joint.result.planned_gpus import on_hosts_of
 from joulery.policies.placement.provisioning.many_kinds.in_batches import each_model_in_turn
 
 BATCH = 48

@@ -23,8 +23,7 @@ from joulery.policies.placement.joint.master import Duals, JointMaster, JointSol
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, check_request, problem_of
 from joulery.policies.placement.joint.result.assignment import assigned_gpus
 from joulery.policies.placement.joint.result.certificates import certificate_of, in_whole_gpus
-from joulery.policies.placement.joint.result.hosts import on_hosts_of
-from joulery.policies.placement.joint.result.planned_gpus import gpus_of
+from joulery.policies.placement.joint.result.planned_gpus import gpus_of, on_hosts_of
 from joulery.policies.placement.master import SolveStatus
 from joulery.policies.placement.provisioning.packing import Pattern
 

@@ -34,8 +34,7 @@ from joulery.policies.placement.joint.generation import JointEffort, JointGenera
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.result.hosts import on_hosts_of
-from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of
+from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of, on_hosts_of
 from joulery.policies.placement.master import add_row, make_whole, new_model, run
 
 NO_BOUND = "warm: known patterns and running instances; no bound"

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
+from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance, ProvisionPlan
 from joulery.perf.instances import ServingInstance, neighbourhood, predict_gpu
 from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.joint.master import Flow, JointSolution, KnownPattern
-from joulery.policies.placement.joint.problem import JointProblem
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest
 from joulery.policies.placement.joint.result.cut_gpus import cut_gpus, numbered
 from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.provisioning.gpu_shares import on_hosts, shared_domains_of
+from joulery.policies.placement.provisioning.options import FailureDomain
 from joulery.policies.placement.provisioning.packing import PackedGpu
 
 _EVEN = 1e-9
@@ -187,3 +190,18 @@ def _parts(times: Latency) -> LatencyParts:
         throttle_s=(times.gpu_ms - times.schedule_ms - times.active_ms) / 1e3,
         feedback_s=times.feedback_ms / 1e3,
     )
+
+
+def on_hosts_of(request: JointRequest, plan: ProvisionPlan) -> ProvisionPlan:
+    """The plan with its GPUs on hosts, as preset ``best`` puts them there; unchanged where hosts do not matter.
+
+    Hosts, or GPUs, that replicas would have to share are violations of the plan.
+    """
+    if not request.rules.apart:
+        return plan
+    types = [each.gpu_type for each in request.fleet]
+    gpus: Sequence[PlannedGpu] = plan.gpus
+    if request.rules.domain is FailureDomain.HOST:
+        gpus = on_hosts(gpus, types)
+    kept = tuple(each for each in plan.violations if each.what not in ("gpu", "host"))
+    return replace(plan, gpus=tuple(gpus), violations=(*kept, *shared_domains_of(gpus, types)))

@@ -1,0 +1,57 @@
+"""The modules that a command crosses, in order of the first call: ``python -m scripts.walk plan SITE [FLAG…]``.
+
+Counted is every module of which a function runs. Left out are the command line's own frame, values (``domain``), the
+site file (``config``), tables (``perf/catalog``) and what draws on a terminal (``ui/kit``): docs/architecture.md counts
+its walk of a plan so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import joulery
+
+SOURCE = str(Path(joulery.__file__).parent) + "/"
+LEFT_OUT = (
+    *("domain/", "config/", "perf/catalog/", "ui/kit/"),
+    *("__init__", "extras", "ui/cli/__init__", "ui/cli/options", "ui/cli/native_output", "ui/cli/verbs"),
+)
+
+
+def crossed(run: Callable[[], object]) -> Counter[str]:
+    """Calls by module while something runs in this thread, in order of the first."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(SOURCE):
+            calls[code.co_filename[len(SOURCE) : -len(".py")]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return Counter({name: count for name, count in calls.items() if not name.startswith(LEFT_OUT)})
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command twice, for a first run imports, and print what the second crosses."""
+    from joulery.ui.cli import main as joulery_main
+
+    code = joulery_main(arguments)
+    calls = crossed(lambda: joulery_main(arguments))
+    for name, count in calls.items():
+        print(f"{count:>10,}  {name}")
+    print(f"{len(calls)} modules")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
