@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     code = joulery_main(arguments)
     calls = crossed(lambda: joulery_main(arguments))
     for name, count in calls.items():
-        print(f"{count:>10,}  {name}")
-    print(f"{len(calls)} modules")
+        sys.stdout.write(f"{count:>10,}  {name}\n")
+    sys.stdout.write(f"{len(calls)} modules\n")
     return code
 
 

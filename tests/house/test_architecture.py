@@ -4,7 +4,9 @@ import ast
 import re
 
 import pytest
+from scripts.walk import crossed
 
+from joulery.ui.cli import main
 from tests.house.syntax import ROOT, files_in, nodes_of
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -14,7 +16,8 @@ FOLDERS = {path.name for path in SOURCES.iterdir() if (path / "__init__.py").exi
 
 def arrows() -> set[tuple[str, str]]:
     """The arrows of the picture, as pairs of folders."""
-    return set(re.findall(r"^  (\w+)(?:\[[^\]]*\])? -\.?-+> (\w+)", PAGE, re.MULTILINE))
+
+    return set(re.findall(r"^  (\w+)(?:\[[^\]]*\])? -\.?-+> (\w+)", PAGE.split("## The tree")[0], re.MULTILINE))
 
 
 def imports() -> set[tuple[str, str]]:
@@ -63,3 +66,15 @@ def walks() -> list[tuple[str, list[str]]]:
 def test_the_modules_of_a_walk_exist(title: str, modules: list[str]) -> None:
     assert len(modules) > 5, title
     assert [module for module in modules if not (SOURCES / f"{module}.py").exists()] == []
+
+
+def test_a_plan_crosses_the_modules_of_its_walk(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice, for a first run imports; of the second, what runs is counted."""
+    command = ["plan", str(ROOT / "examples" / "igniter-3.yaml")]
+    assert main(command) == 0
+    calls = crossed(lambda: main(command))
+    capsys.readouterr()
+    listed = dict(walks())["A plan"]
+    assert set(calls) - set(listed) == set()
+    stated = re.search(r"^\*\*A plan\*\* \((\d+) modules until it is printed", PAGE, re.MULTILINE)
+    assert stated is not None and len(calls) == int(stated[1])

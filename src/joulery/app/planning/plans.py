@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
@@ -22,14 +22,16 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.policies.placement.joint.day import DayPlan as DayPlan
 from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
 from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
-from joulery.sim.placement.plan_judge import PlanVerdict
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
 from joulery.store.plans import read_plan
+
+if TYPE_CHECKING:  # a plan of shares needs neither
+    from joulery.policies.placement.joint.day import DayPlan as DayPlan
+    from joulery.sim.placement.plan_judge import PlanVerdict
 
 SERIES_SCHEMA = "joulery.plan-series/1"
 JOINT_PRESET, LANGUAGE_PRESET = "joint", "language"
@@ -274,7 +276,7 @@ def _at_rate(service: ServiceConfig, rate_rps: float) -> ServiceConfig:
 
 def series_document(series: SeriesPlan | DayPlan) -> dict[str, Any]:
     """The plans of all periods as one JSON object."""
-    if isinstance(series, DayPlan):
+    if not isinstance(series, SeriesPlan):
         from joulery.app.planning.load_series import day_document
 
         return day_document(series, SERIES_SCHEMA)

@@ -237,7 +237,7 @@ def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
 
 def _plan_series(site: Site, loads: Path | None, given: Mapping[str, Any]) -> None:
     """Plan for rates that change."""
-    from joulery.app.planning.plans import DayPlan, plan_site_series, series_document
+    from joulery.app.planning.plans import SeriesPlan, plan_site_series, series_document
     from joulery.ui.reports.plan.joint_day_text import day_view
     from joulery.ui.reports.plan.shares_text import series_view
 
@@ -249,7 +249,7 @@ def _plan_series(site: Site, loads: Path | None, given: Mapping[str, Any]) -> No
     if given["as_json"]:
         click.echo(json.dumps(document))
     else:
-        _print([day_view(made) if isinstance(made, DayPlan) else series_view(made)])
+        _print([series_view(made) if isinstance(made, SeriesPlan) else day_view(made)])
     if document["violations"]:
         raise click.exceptions.Exit(3)
 
@@ -271,16 +271,24 @@ def _shown(made: SitePlan, explain: bool) -> list[RenderableType]:
     from joulery.domain.gpu.layout_plan import LayoutPlan
     from joulery.domain.gpu.pipeline_plan import PipelinePlan
     from joulery.domain.gpu.provisioning import ProvisionPlan
-    from joulery.ui.reports.plan import joint_text, language_text, layouts_text, shares_text, stages_text
+    from joulery.ui.reports.plan import shares_text
 
     plan, shown = made.plan, list[Any]()
     if isinstance(plan, LanguagePlan):
-        return language_text.language_view(plan, explain)
+        from joulery.ui.reports.plan.language_text import language_view
+
+        return language_view(plan, explain)
     if isinstance(plan, ProvisionPlan) and plan.certificate is not None:
-        return joint_text.joint_view(made, plan, explain)
+        from joulery.ui.reports.plan.joint_text import joint_view
+
+        return joint_view(made, plan, explain)
     if isinstance(plan, LayoutPlan):
-        return layouts_text.layouts_view(plan, explain)
+        from joulery.ui.reports.plan.layouts_text import layouts_view
+
+        return layouts_view(plan, explain)
     if isinstance(plan, PipelinePlan):
+        from joulery.ui.reports.plan import stages_text
+
         shown.append(stages_text.pipeline_view(plan))
         if plan.violations:
             shown.append(stages_text.pipeline_violations(plan))
