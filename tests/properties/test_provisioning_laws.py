@@ -10,7 +10,7 @@ from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.catalog.synthetic_t4 import synthetic_t4
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, predict, violations_of
-from joulery.policies.placement.provisioning.options import Accounting, Limits, Rules
+from joulery.policies.placement.provisioning.options import Accounting, BatchLimits, Rules
 from joulery.policies.placement.provisioning.planner import provision
 from joulery.policies.placement.provisioning.replan import difference, follow, running_of
 
@@ -112,7 +112,7 @@ def test_following_a_change_of_services_meets_slos_and_moves_little(seed):
     before = [moderate(f"w{index}") for index in range(8)]
     running = running_of(provision("igniter", before, [V100]).gpus)
     after = [each for each in before if rng.random() > 0.3] + [moderate(f"n{index}") for index in range(3)]
-    gpus = predict(follow(running, after, [V100], Rules()), after, [V100], Limits(after, [V100], Rules()))
+    gpus = predict(follow(running, after, [V100], Rules()), after, [V100], BatchLimits(after, [V100], Rules()))
     assert violations_of(gpus) == ()
     changed = difference(running, running_of(gpus))
     stayed = {each.id for each in before} & {each.id for each in after}

@@ -318,13 +318,9 @@ class ServicePolicy:
             ratio = max(seen.latency_s / state.predicted_s, 1.0)
             delay_ratio += weight * (ratio - delay_ratio)
         known_s = seen.now_s if math.isfinite(seen.g_per_kwh) else state.known_s
+        at_s = seen.now_s
         return replace(
-            state,
-            admission_ratio=admitted,
-            rate_rps=rate_rps,
-            delay_ratio=delay_ratio,
-            seen_s=seen.now_s,
-            known_s=known_s,
+            state, admission_ratio=admitted, rate_rps=rate_rps, delay_ratio=delay_ratio, seen_s=at_s, known_s=known_s
         )
 
     def _latency_counts(self, state: ServiceState, seen: Observation) -> bool:

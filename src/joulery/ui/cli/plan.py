@@ -133,8 +133,7 @@ def command(
         preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
     )
     made = _planned(site, options)
-    document = made.document() if as_json or out is not None else {}
-    _keep(document, out)
+    _keep(document := made.document() if as_json or out is not None else {}, out)
     if page_file is not None:
         _write(page_file, _page(made, site, Path(file).stem))
     _triton(site, made, triton)

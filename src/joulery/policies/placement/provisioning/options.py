@@ -448,7 +448,7 @@ def batch_shape(gpu: GpuCoefficients, model: ModelCoefficients, batch: int) -> l
     return [time_ms / times_ms[-1] for time_ms in times_ms]
 
 
-class Limits:
+class BatchLimits:
     """What a batch may take from loading to feedback, margins left out; worked out once for equal processes."""
 
     def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:

@@ -44,7 +44,7 @@ from joulery.policies.placement.provisioning.gpu_shares import (
     shortages_of,
     violations_of,
 )
-from joulery.policies.placement.provisioning.options import FailureDomain, Limits, Rules, may_use, only_spot
+from joulery.policies.placement.provisioning.options import BatchLimits, FailureDomain, Rules, may_use, only_spot
 from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range, problem_of
 from joulery.policies.placement.provisioning.replan import follow
 
@@ -140,7 +140,7 @@ def _predicted(
     placed: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
 ) -> tuple[tuple[PlannedGpu, ...], tuple[Violation, ...]]:
     """The GPUs of a plan, on hosts where they matter, and what is predicted to be violated."""
-    gpus = predict(placed, workloads, types, Limits(workloads, types, rules))
+    gpus = predict(placed, workloads, types, BatchLimits(workloads, types, rules))
     if rules.domain is FailureDomain.HOST:
         gpus = on_hosts(gpus, types)
     return gpus, (*violations_of(gpus), *(shared_domains_of(gpus, types) if rules.apart else ()))
