@@ -20,9 +20,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joulery.domain.errors import CapabilityError
-from joulery.domain.serving.service import Slice
+
+if TYPE_CHECKING:
+    from joulery.domain.serving.service import Slice
 
 PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000

@@ -10,8 +10,7 @@ from joulery.app.measuring import open_carbon
 from joulery.app.wiring.meters import open_meters, parse_meter
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.measuring.joined_trees import JoinedTrees
-from joulery.runtime.measuring.share import TreeReader
+from joulery.runtime.measuring.share import JoinedTrees, TreeReader
 from joulery.runtime.measuring.windows import NamedWindow as NamedWindow
 from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
 

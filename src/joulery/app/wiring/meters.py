@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joulery.adapters.presence import SYS, require_amd, require_ina3221, require_nvidia
 from joulery.domain.energy.channel import HOST, Channel, MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.runtime.measuring.share import OpenMeters
@@ -128,28 +129,33 @@ def open_meter(spec: MeterSpec) -> Meter:
 
 
 def _rapl(options: Mapping[str, Any]) -> Meter:
-    from joulery.adapters.meters.rapl import POWERCAP, open_rapl
-    from joulery.adapters.meters.rapl_helper import SOCKET
+    from joulery.adapters.meters.rapl import POWERCAP, SOCKET, open_rapl
 
     return open_rapl(Path(options.get("root", POWERCAP)), Path(options.get("helper", SOCKET)))
 
 
 def _nvml(options: Mapping[str, Any]) -> Meter:
+    if "module" not in options:
+        require_nvidia()
     from joulery.adapters.meters.nvml import open_nvml
 
     return open_nvml(importlib.import_module(options["module"]) if "module" in options else None)
 
 
 def _amd(options: Mapping[str, Any]) -> Meter:
+    if "module" not in options:
+        require_amd()
     from joulery.adapters.meters.amd import open_amd
 
     return open_amd(importlib.import_module(options["module"]) if "module" in options else None)
 
 
 def _jetson(options: Mapping[str, Any]) -> Meter:
-    from joulery.adapters.meters.jetson import SYS, open_jetson
+    sys = Path(options.get("sys", SYS))
+    require_ina3221(sys)
+    from joulery.adapters.meters.jetson import open_jetson
 
-    return open_jetson(options.get("rails", ""), Path(options.get("sys", SYS)))
+    return open_jetson(options.get("rails", ""), sys)
 
 
 def _dcgm(options: Mapping[str, Any]) -> Meter:
