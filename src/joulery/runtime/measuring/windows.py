@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -27,13 +27,15 @@ from joulery.accounting.charge import IdleRule, ShareRule, build_footprint, spli
 from joulery.accounting.node_energy import counter_delta
 from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import FloatArray
-from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import ConfigError
-from joulery.domain.ports import CarbonSource, Meter
 from joulery.runtime.measuring.share import BusyReader, SharedMeter, TreeReader, board_ratios
 from joulery.runtime.measuring.terms import MeasureWarning
+
+if TYPE_CHECKING:
+    from joulery.domain.energy.carbon import CarbonSeries
+    from joulery.domain.ports import CarbonSource, Meter
 
 TICK_S, POWER_TICK_S = 1.0, 0.1
 KEEP_EVERY_S = 60.0
