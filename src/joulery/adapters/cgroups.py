@@ -365,7 +365,7 @@ def _places(proc: Path) -> list[tuple[Path, bool]]:
         if usable and controllers in own:
             inside = own[controllers].removeprefix(root.rstrip("/")).lstrip("/")
             places.append((Path(mount) / inside, kind == "cgroup"))
-    return sorted(places, key=lambda place: place[1])
+    return sorted(dict.fromkeys(places), key=lambda place: place[1])  # a container may mount one several times
 
 
 def _lines(file: Path) -> list[str]:
