@@ -6,6 +6,7 @@ The sampler of every run starts with these questions. What they cannot exclude i
 from __future__ import annotations
 
 import ctypes
+import sys
 from pathlib import Path
 
 from joulery.domain.errors import CapabilityError
@@ -21,10 +22,12 @@ SYS = Path("/sys")
 def require_nvidia() -> None:
     """Refuse a machine that shows neither a trace of the driver nor its library.
 
+    A program that has imported ``pynvml`` already asks that.
+
     Raises:
         CapabilityError: There is no NVIDIA driver.
     """
-    if any(Path(trace).exists() for trace in NVIDIA):
+    if "pynvml" in sys.modules or any(Path(trace).exists() for trace in NVIDIA):
         return
     try:
         ctypes.CDLL(NVML)
@@ -51,17 +54,17 @@ def require_amd() -> None:
         raise CapabilityError("no AMD GPU driver here", resource=AMD)
 
 
-def require_ina3221(sys: Path = SYS) -> None:
+def require_ina3221(root: Path = SYS) -> None:
     """Refuse a machine without the power monitor of Jetson modules.
 
     Raises:
         CapabilityError: The kernel shows none.
     """
-    for name in sys.glob("class/hwmon/hwmon*/name"):
+    for name in root.glob("class/hwmon/hwmon*/name"):
         try:
             if name.read_text().strip() == "ina3221":
                 return
         except OSError:  # a sensor that went away
             continue
-    if not any((sys / "bus/i2c/drivers/ina3221x").glob("*/iio:device*")):
-        raise CapabilityError("no Jetson power monitor (INA3221) here", resource=str(sys / "class/hwmon"))
+    if not any((root / "bus/i2c/drivers/ina3221x").glob("*/iio:device*")):
+        raise CapabilityError("no Jetson power monitor (INA3221) here", resource=str(root / "class/hwmon"))

@@ -2,6 +2,7 @@ import importlib
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -156,6 +157,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dr
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.setattr(presence, "NVIDIA", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
     monkeypatch.setattr(presence, "NVML", "libno-such-driver.so")
     with pytest.raises(CapabilityError) as caught:
