@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from joulery.domain.quality import Quality
@@ -67,4 +66,8 @@ class MeterSpec(NamedTuple):
     """
 
     kind: str
-    options: Mapping[str, Any] = MappingProxyType({})
+    options: Mapping[str, Any] = {}  # never changed; a read-only view could not be pickled
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"kind": self.kind, "options": dict(self.options)}

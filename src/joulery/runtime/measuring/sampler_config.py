@@ -37,7 +37,7 @@ class SamplerConfig(NamedTuple):
 
     def to_json(self) -> str:
         """As one argument of a command line."""
-        meters = None if self.meters is None else [{"kind": m.kind, "options": dict(m.options)} for m in self.meters]
+        meters = None if self.meters is None else [meter.as_dict() for meter in self.meters]
         return json.dumps({**self._asdict(), "meters": meters})
 
     @classmethod
