@@ -134,6 +134,25 @@ def test_the_sampler_imports_a_small_named_set(tmp_path: Path, meter: str, furth
     assert not (heavy - ({"dataclasses", "inspect"} if "fake" in meter else set())) & set(modules)
 
 
+def test_a_fork_that_ends_within_the_block_takes_nothing_of_it(tmp_path: Path) -> None:
+    """It ends as programs do, by its last line: what was opened for the block is its parent's."""
+    program = """
+import json, os, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+import joulery
+with joulery.measure(meters=["fake:50"]) as m:
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+print(json.dumps([m.footprint.coverage_ratio, m.footprint.energy_j]))
+"""
+    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    coverage_ratio, energy_j = json.loads(ran.stdout)
+    assert coverage_ratio > 0.9
+    assert energy_j > 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_block_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import tempfile; tempfile.tempdir = sys.argv[1]\nimport joulery\n"

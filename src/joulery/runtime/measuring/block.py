@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import resource
+import shutil
 import tempfile
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -55,14 +57,15 @@ class Measurement:
         self._account: Account | None = None
         self._start_ns = 0
         self._cpu_s = 0.0
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: weakref.finalize[[str, int], Self] | None = None
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
+        self._pid = os.getpid()
         folder = self.path
         if folder is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="joulery-")
-            folder = Path(self._scratch.name)
+            folder = Path(tempfile.mkdtemp(prefix="joulery-"))
+            self._scratch = weakref.finalize(self, _remove, str(folder), self._pid)
         writer = self._run_directory(folder)
         self._recorder = RunRecorder(folder, self._settings, writer)
         try:
@@ -125,7 +128,7 @@ class Measurement:
 
     def _clean_up(self) -> None:
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch()
 
     def _traces(self, writer: RunWriter) -> Path | None:
         """Folder in which the block records its operations; None where it records none."""
@@ -161,6 +164,12 @@ class Measurement:
                 "the footprint is known when the block has ended", hint="read it after the with statement"
             )
         return self._account
+
+
+def _remove(folder: str, pid: int) -> None:
+    """Delete the temporary folder of a block; a fork of its process leaves it alone when it ends."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cpu_s() -> float:
