@@ -32,10 +32,10 @@ def open_driver(nvml: Any = None) -> Any:
 
 
 def _import_nvml() -> Any:
-    require_nvidia()
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
+        require_nvidia()  # without a driver there is no package to install
         raise CapabilityError(
             "reading NVIDIA GPUs needs the package nvidia-ml-py",
             resource="pynvml",

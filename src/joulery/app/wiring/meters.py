@@ -22,6 +22,8 @@ PREFERRED = ("rapl", "nvml", "amd", "jetson", "cpu-model")
 """Tried in this order unless meters are named: each device is read by the first meter that can."""
 DCGM = "http://localhost:9400/metrics"
 """Default address of NVIDIA's DCGM exporter."""
+_IF_HERE: Mapping[str, Mapping[str, Any]] = {kind: {"if_here": True} for kind in ("nvml", "amd", "jetson")}
+"""Options of meters that were not named: their driver is looked for before their module is imported."""
 _OPTIONAL = {"jetson": "rails", "slurm": "node"}
 """What may follow the colon of a meter's name."""
 
@@ -74,7 +76,7 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
     refused: list[JouleryError] = []
     absent: list[JouleryError] = []
     taken: list[Channel] = []
-    for spec in specs if specs is not None else [MeterSpec(kind) for kind in PREFERRED]:
+    for spec in specs if specs is not None else [MeterSpec(kind, _IF_HERE.get(kind, {})) for kind in PREFERRED]:
         try:
             meter = open_meter(spec)
         except CapabilityError as error:
@@ -135,7 +137,7 @@ def _rapl(options: Mapping[str, Any]) -> Meter:
 
 
 def _nvml(options: Mapping[str, Any]) -> Meter:
-    if "module" not in options:
+    if "if_here" in options:
         require_nvidia()
     from joulery.adapters.meters.nvml import open_nvml
 
@@ -143,7 +145,7 @@ def _nvml(options: Mapping[str, Any]) -> Meter:
 
 
 def _amd(options: Mapping[str, Any]) -> Meter:
-    if "module" not in options:
+    if "if_here" in options:
         require_amd()
     from joulery.adapters.meters.amd import open_amd
 
@@ -152,7 +154,8 @@ def _amd(options: Mapping[str, Any]) -> Meter:
 
 def _jetson(options: Mapping[str, Any]) -> Meter:
     sys = Path(options.get("sys", SYS))
-    require_ina3221(sys)
+    if "if_here" in options:
+        require_ina3221(sys)
     from joulery.adapters.meters.jetson import open_jetson
 
     return open_jetson(options.get("rails", ""), sys)
