@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from joulery.domain.energy.power import PowerTrace as PowerTrace
     from joulery.domain.errors import JouleryError as JouleryError
     from joulery.domain.quality import Quality as Quality
-    from joulery.runtime.measuring.measure import Measurement as Measurement
-    from joulery.runtime.measuring.measure import MeasureWarning as MeasureWarning
+    from joulery.runtime.measuring.block import Measurement as Measurement
+    from joulery.runtime.measuring.terms import MeasureWarning as MeasureWarning
 
 __version__ = "0.1.0"
 
@@ -39,8 +39,8 @@ _EXPORTS: dict[str, str] = {
     "Footprint": "joulery.domain.energy.footprint",
     "TrainingJobMeter": "joulery.app.callbacks.training_meter",
     "JouleryError": "joulery.domain.errors",
-    "MeasureWarning": "joulery.runtime.measuring.measure",
-    "Measurement": "joulery.runtime.measuring.measure",
+    "MeasureWarning": "joulery.runtime.measuring.terms",
+    "Measurement": "joulery.runtime.measuring.block",
     "Meter": "joulery.app.windows",
     "PowerTrace": "joulery.domain.energy.power",
     "Site": "joulery.config",

@@ -80,6 +80,14 @@ def test_version_1_serves_where_version_2_does_not(tmp_path: Path) -> None:
     assert make_group(7, groups.proc) == RunGroup(tmp_path / "cpuacct/joulery-7", per_cpu=True)
 
 
+def test_a_hierarchy_that_is_mounted_several_times_is_tried_once(tmp_path: Path) -> None:
+    """As a container may show it."""
+    groups = Cgroups(tmp_path, ["0::/user/me"], [V2, V2, V2])
+    with pytest.raises(CapabilityError) as caught:
+        make_group(7, groups.proc)
+    assert str(caught.value).count(f"{tmp_path}/unified/user/me: ") == 1
+
+
 @pytest.mark.usefixtures("kernel")
 def test_a_hierarchy_that_also_schedules_is_left_alone(tmp_path: Path) -> None:
     hierarchy(tmp_path, "cpu,cpuacct", True)

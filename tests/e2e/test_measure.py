@@ -399,8 +399,8 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
 
 WITHOUT_GROUP = """
 import sys
-from joulery.runtime.measuring import measure
-measure.make_run_group = lambda pid: None
+from joulery.app.wiring import share
+share.make_run_group = lambda pid: None
 from joulery.ui.cli import main
 sys.exit(main(["measure", *sys.argv[1:]]))
 """

@@ -12,9 +12,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, to_ns
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
@@ -24,6 +24,9 @@ from joulery.domain.energy.footprint import Footprint, Part, merge_parts
 from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality, weakest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class ShareRule(StrEnum):
@@ -270,7 +273,8 @@ def window_bins(t0_s: float, t1_s: float, carbon: CarbonSeries | None, also_ns: 
     start_ns, end_ns = (int(t) for t in to_ns([t0_s, t1_s]))
     carbon_ns = to_ns(carbon.edges_s) if carbon is not None else np.empty(0, np.int64)
     cuts = [edges[(edges > start_ns) & (edges < end_ns)] for edges in (carbon_ns, *also_ns)]
-    edges_ns = np.unique(np.concatenate([np.array([start_ns, end_ns], np.int64), *cuts]))
+    edges_ns = np.sort(np.concatenate([np.array([start_ns, end_ns], np.int64), *cuts]))
+    edges_ns = edges_ns[np.diff(edges_ns, prepend=edges_ns[0] - 1) > 0]  # np.unique imports numpy.ma
     begins = edges_ns[:-1]
     if carbon is None:
         return WindowBins(edges_ns, np.full(len(begins), np.nan), np.zeros(len(begins), bool), None)

@@ -8,15 +8,18 @@ window loses nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 NS_PER_S = 1_000_000_000
 

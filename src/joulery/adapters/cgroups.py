@@ -20,9 +20,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joulery.domain.errors import CapabilityError
-from joulery.domain.serving.service import Slice
+
+if TYPE_CHECKING:
+    from joulery.domain.serving.service import Slice
 
 PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
@@ -362,7 +365,7 @@ def _places(proc: Path) -> list[tuple[Path, bool]]:
         if usable and controllers in own:
             inside = own[controllers].removeprefix(root.rstrip("/")).lstrip("/")
             places.append((Path(mount) / inside, kind == "cgroup"))
-    return sorted(places, key=lambda place: place[1])
+    return sorted(dict.fromkeys(places), key=lambda place: place[1])  # a container may mount one several times
 
 
 def _lines(file: Path) -> list[str]:

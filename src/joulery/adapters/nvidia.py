@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
+from joulery.adapters.presence import NVML, no_nvidia, require_nvidia
 from joulery.domain.errors import CapabilityError
-
-_DRIVER = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Traces of a driver: the last one under WSL."""
 
 
 def open_driver(nvml: Any = None) -> Any:
@@ -22,28 +19,23 @@ def open_driver(nvml: Any = None) -> Any:
     Raises:
         CapabilityError: The package or the driver is missing, or the driver does not answer.
     """
-    nvml = nvml or _import_nvml(any(Path(trace).exists() for trace in _DRIVER))
+    nvml = nvml or _import_nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound as error:
-        raise CapabilityError(
-            "no NVIDIA driver here (libnvidia-ml.so.1 is not there)",
-            resource="libnvidia-ml.so.1",
-            hint="a container needs the host's driver: docker run --gpus all ...",
-        ) from error
+        raise no_nvidia() from error
     except nvml.NVMLError as error:
         raise CapabilityError(
-            f"the NVIDIA driver does not answer: {error}", resource="libnvidia-ml.so.1", hint="try: nvidia-smi"
+            f"the NVIDIA driver does not answer: {error}", resource=NVML, hint="try: nvidia-smi"
         ) from error
     return nvml
 
 
-def _import_nvml(driver: bool) -> Any:
+def _import_nvml() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
-        if not driver:
-            raise CapabilityError("no NVIDIA driver here", resource=_DRIVER[0]) from error
+        require_nvidia()  # without a driver there is no package to install
         raise CapabilityError(
             "reading NVIDIA GPUs needs the package nvidia-ml-py",
             resource="pynvml",

@@ -1,28 +1,25 @@
-"""Measure a command or a block of Python with the meters, tracers and carbon sources of this machine."""
+"""Measure a command or a block of Python with the meters, tracers and carbon sources of this machine.
+
+Imports little: a block starts its sampler first, and what else it needs beside it.
+"""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from joulery.app.wiring.meters import parse_meter
-from joulery.app.wiring.share import make_run_group
-from joulery.app.wiring.tracers import open_tracer
 from joulery.domain.errors import ConfigError
-from joulery.runtime.measuring import measure as runtime
+from joulery.runtime.measuring.block import Measurement
 from joulery.runtime.measuring.job_place import ALONE
 from joulery.runtime.measuring.job_place import JobPlace as JobPlace
 from joulery.runtime.measuring.job_place import job_place as job_place
-from joulery.runtime.measuring.launch import become
-from joulery.runtime.measuring.measure import Measured as Measured
-from joulery.runtime.measuring.measure import Measurement
 from joulery.runtime.measuring.terms import PERIOD_S as PERIOD_S
 from joulery.runtime.measuring.terms import Settings as Settings
 from joulery.runtime.measuring.terms import Terms as Terms
@@ -31,8 +28,11 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from joulery.accounting.operations.align import Estimator
+    from joulery.domain.energy.channel import MeterSpec
     from joulery.domain.ports import CarbonSource
     from joulery.domain.trace.tracing import Steps
+    from joulery.runtime.measuring.measure import Measured as Measured
+    from joulery.runtime.measuring.measure import RunTracing
     from joulery.runtime.measuring.monitor import Monitor
     from joulery.runtime.tracing.trace_block import BlockRecorder, TraceBlock
     from joulery.runtime.tracing.traced import Tracing as Tracing
@@ -63,7 +63,7 @@ def measure_command(
     owner: str | None = None,
     out: Path | None = None,
     ended: Callable[[int], None] = lambda exit_code: None,
-    tracing: runtime.RunTracing | None = None,
+    tracing: RunTracing | None = None,
     place: JobPlace = ALONE,
 ) -> Measured:
     """Run a command and measure it and its descendants, in a control group where this machine allows one.
@@ -71,9 +71,14 @@ def measure_command(
     Of several tasks that a launcher started on this node, the first measures them all; the others become the command.
     Arguments and errors are those of :func:`joulery.runtime.measuring.measure.measure_command`.
     """
+    from joulery.app.wiring.share import make_run_group
+    from joulery.runtime.measuring.launch import become
+    from joulery.runtime.measuring.measure import Measured
+    from joulery.runtime.measuring.measure import measure_command as measure
+
     if place.task > 0:
         return Measured(*become(argv))
-    return runtime.measure_command(
+    return measure(
         argv,
         settings=settings,
         terms=terms,
@@ -98,6 +103,7 @@ def run_tracing(framework: str, steps: str | None, estimator: Estimator) -> Trac
     Raises:
         ConfigError: ``steps`` is not such a text.
     """
+    from joulery.app.wiring.tracers import open_tracer
     from joulery.domain.trace.tracing import Steps
     from joulery.runtime.tracing.traced import Tracing
 
@@ -115,7 +121,7 @@ def open_monitor(runs: Path, period_s: float, meters: Sequence[str]) -> tuple[Mo
     from joulery.gateway.monitor import monitor_app
     from joulery.runtime.measuring.monitor import Monitor
 
-    monitor = Monitor(runs, Settings(period_s, tuple(parse_meter(text) for text in meters) or None))
+    monitor = Monitor(runs, Settings(period_s, _specs(meters) or None))
     return monitor, monitor_app(monitor)
 
 
@@ -173,7 +179,7 @@ def measure(
         "fill": fill,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
+    settings = Settings(period_s, None if meters is None else _specs(meters))
     at_s = None if carbon_at is None else instant_s(carbon_at)
     terms = Terms(idle, pue, given, at_s, embodied_kg, lifetime_years)
     return Measurement(settings, terms, open_carbon(given), owner, Path(out) if out is not None else None)
@@ -230,7 +236,14 @@ def measured(
         with block():
             return await function(*args, **kwargs)  # type: ignore[misc]
 
-    return call_async if inspect.iscoroutinefunction(function) else call
+    return call_async if iscoroutinefunction(function) else call
+
+
+def _specs(meters: Sequence[str]) -> tuple[MeterSpec, ...]:
+    """Meters as they are named on the command line."""
+    from joulery.app.wiring.meters import parse_meter
+
+    return tuple(parse_meter(text) for text in meters)
 
 
 def instant_s(value: str | float | datetime) -> float:
@@ -289,6 +302,7 @@ def trace(
     Raises:
         ConfigError, CapabilityError: An argument is wrong; on entering, PyTorch is not installed.
     """
+    from joulery.app.wiring.tracers import open_tracer
     from joulery.domain.trace.tracing import Steps
     from joulery.runtime.tracing.trace_block import WHOLE_BLOCK, TraceBlock
     from joulery.runtime.tracing.traced import Tracing
@@ -296,7 +310,7 @@ def trace(
     schedule = WHOLE_BLOCK if steps is None else Steps.parse(steps) if isinstance(steps, str) else steps
     flags = {"zone": zone, "carbon": str(carbon) if carbon is not None else None}
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = Settings(period_s, None if meters is None else tuple(parse_meter(text) for text in meters))
+    settings = Settings(period_s, None if meters is None else _specs(meters))
     return TraceBlock(
         settings,
         Terms("whole", 1.0, given, None),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class AgentConfig:
 
     def to_json(self) -> str:
         """The configuration as one command-line argument."""
-        return json.dumps(asdict(self))
+        meters = None if self.meters is None else [meter.as_dict() for meter in self.meters]
+        return json.dumps({**asdict(replace(self, meters=None)), "meters": meters})
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:

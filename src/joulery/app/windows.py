@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joulery.app.measuring import open_carbon
 from joulery.app.wiring.meters import open_meters, parse_meter
 from joulery.app.wiring.share import open_busy, open_tree
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.measuring.joined_trees import JoinedTrees
-from joulery.runtime.measuring.share import TreeReader
+from joulery.runtime.measuring.share import JoinedTrees, TreeReader
 from joulery.runtime.measuring.windows import NamedWindow as NamedWindow
 from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
+
+if TYPE_CHECKING:
+    from joulery.domain.ports import CarbonSource
 
 
 class MachineMeter(WindowMeter):
@@ -65,7 +67,7 @@ class MachineMeter(WindowMeter):
         given = {name: value for name, value in flags.items() if value is not None}
         if carbon is not None:
             given["carbon"] = str(carbon)
-        source = open_carbon(given)
+        source = _carbon(given)
         opened = open_meters(None if meters is None else [parse_meter(text) for text in meters])
         if not opened.meters:
             raise CapabilityError(
@@ -85,6 +87,15 @@ class MachineMeter(WindowMeter):
             readers.close()
             raise
         self._warn([f"{refused}; {refused.hint}" if refused.hint else str(refused) for refused in opened.refused])
+
+
+def _carbon(flags: Mapping[str, str]) -> CarbonSource | None:
+    """The source that flags describe; None, and nothing imported, without flags."""
+    if not flags:
+        return None
+    from joulery.app.measuring import open_carbon
+
+    return open_carbon(flags)
 
 
 Meter = MachineMeter

@@ -7,6 +7,8 @@ import math
 import numpy as np
 
 UNKNOWN = "–"
+EARLIEST_S, LATEST_S = -6e10, 1e11
+"""Unix seconds that are surely wrong: the years 68 and 5138."""
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from joulery.domain.serving.timeline import EARLIEST_S, LATEST_S
+from joulery.domain.format import EARLIEST_S, LATEST_S
 
 
 def number(value: Any) -> float:

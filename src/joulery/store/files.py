@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
 from joulery.domain.errors import CapabilityError, DataError
 
 _HINTS = {
@@ -85,6 +83,8 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: There is none; what that means, the caller knows.
         DataError: It cannot be read, or is not JSON.
     """
+    import orjson  # here, for the sampler needs the rest of this module and starts with every run
+
     try:
         return orjson.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:

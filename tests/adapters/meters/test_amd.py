@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from joulery.adapters import presence
 from joulery.adapters.meters import amd as module
 from joulery.adapters.meters.amd import open_amd
 from joulery.domain.energy.channel import ReadingKind
@@ -110,7 +111,7 @@ def test_what_stands_in_the_way(smi: AmdSmiFake, says: str, grant: str | None) -
 def test_a_module_that_does_not_find_its_library_prints_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "DRIVER", str(tmp_path))
+    monkeypatch.setattr(presence, "AMD", str(tmp_path))
     (tmp_path / "amdsmi.py").write_text("print('Unable to find libamd_smi.so library')\n{}['libamd_smi.so']\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CapabilityError, match="does not fit the installed ROCm"):
@@ -121,7 +122,7 @@ def test_a_module_that_does_not_find_its_library_prints_nothing(
 def test_no_driver_and_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     with pytest.raises(CapabilityError, match="no AMD GPU driver here"):
         open_amd()
-    monkeypatch.setattr(module, "DRIVER", str(tmp_path))
+    monkeypatch.setattr(presence, "AMD", str(tmp_path))
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(CapabilityError, match="needs the package amdsmi") as caught:
         open_amd()

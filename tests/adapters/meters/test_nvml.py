@@ -2,12 +2,13 @@ import importlib
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from joulery.adapters import nvidia
+from joulery.adapters import presence
 from joulery.adapters.meters import nvml as module
 from joulery.adapters.meters.nvml import is_mps_server, open_nvml, sees_host_processes
 from joulery.domain.energy.channel import ReadingKind
@@ -156,14 +157,17 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dr
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    monkeypatch.setattr(nvidia, "_DRIVER", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
+    monkeypatch.delitem(sys.modules, "pynvml")
+    monkeypatch.setattr(presence, "NVIDIA", ("/no/such/trace", str(tmp_path) if driver else "/nor/this"))
+    monkeypatch.setattr(presence, "NVML", "libno-such-driver.so")
     with pytest.raises(CapabilityError) as caught:
         open_nvml()
     if driver:
         assert "needs the package nvidia-ml-py" in str(caught.value)
         assert caught.value.grant == "pip install 'joulery[nvidia]'"
     else:
-        assert (str(caught.value), caught.value.grant) == ("no NVIDIA driver here", None)
+        assert str(caught.value) == "no NVIDIA driver here (libno-such-driver.so is not there)"
+        assert caught.value.grant is None
 
 
 def test_reading_after_closing_gives_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 from joulery.app.callbacks.job_board import LAST_WAIT_S, JobBoard, MultiNodeEnergy, open_board
 from joulery.app.callbacks.training_meter import TrainingMeter
 from joulery.app.windows import MachineMeter
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 
 SCRIPTED = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
 OPTIONS = {"meters": ["fake:50"], "carbon": "360 g/kWh"}

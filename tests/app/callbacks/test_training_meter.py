@@ -5,7 +5,7 @@ import pytest
 from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
 from joulery.app.windows import MachineMeter
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
 RAY = {"NODE_RANK": "0", "RANK": "1", "WORLD_SIZE": "2"}

@@ -154,7 +154,7 @@ def test_the_power_line_of_recorded_evidence():
     assert line.idle_w == pytest.approx(10.0, abs=0.05) and line.active_w == pytest.approx(5.0, rel=0.01)
     assert others_cores == pytest.approx(0.25, abs=0.01)
     assert power_line(readings(10.0))[0].idle_w == 10.0
-    gpu = replace(readings().traces[0].channel, device="gpu:0")
+    gpu = readings().traces[0].channel._replace(device="gpu:0")
     blind = RunReadings(
         (PowerTrace(gpu, readings().traces[0].t_ns, readings().traces[0].values, 0.1),), readings().busy
     )

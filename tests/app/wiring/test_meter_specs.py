@@ -211,7 +211,7 @@ def test_a_host_meter_beside_another_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_site_names_meters_as_the_command_line_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sys = hwmon_module(tmp_path, {"VDD_IN": (5000, 1200)})
-    monkeypatch.setattr("joulery.adapters.meters.jetson.SYS", sys)
+    monkeypatch.setattr("joulery.app.wiring.meters.SYS", sys)
     config = MetersConfig(use=("jetson", "jetson:VDD_IN", "cpu-model"))
     assert meter_specs(config) == (MeterSpec("jetson"),)
     assert meter_specs(MetersConfig()) is None

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from joulery.domain.errors import DataError
-from joulery.domain.serving.timeline import EARLIEST_S, LATEST_S, Tick
+from joulery.domain.format import EARLIEST_S, LATEST_S
+from joulery.domain.serving.timeline import Tick
 
 
 @pytest.mark.parametrize("period_s", [0.0, -1.0, math.nan, math.inf])

@@ -19,7 +19,7 @@ from joulery.app.measuring import instant_s
 from joulery.domain.energy.carbon import Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 from joulery.store.run.directory import open_run
 
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"

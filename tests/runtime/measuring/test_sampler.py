@@ -355,8 +355,7 @@ from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 text = sys.argv[1]
 fields = SamplerConfig.from_json(text)
-import dataclasses
-sampler = SamplerProcess.start(dataclasses.replace(fields, parent=os.getpid(), root=os.getpid()))
+sampler = SamplerProcess.start(fields._replace(parent=os.getpid(), root=os.getpid()))
 sampler.wait_ready()
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(60)          # holds the pipe open

@@ -16,7 +16,7 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
 
 pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")

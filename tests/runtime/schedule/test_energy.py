@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +112,7 @@ def test_jobs_that_share_share() -> None:
 
 def test_the_weakest_of_what_was_counted_stays() -> None:
     bench = Bench()
-    weak = replace(bench.channels[0], quality=Quality.MODELLED)
+    weak = bench.channels[0]._replace(quality=Quality.MODELLED)
     bench.meter._meters[0].channels = (weak, *bench.channels[1:])  # type: ignore[misc]
     bench.placed = [Placement(1, (10,), 1, (0,))]
     bench.now_s, bench.cpu_j, bench.gpu_j[0] = 10.0, 500.0, 250.0

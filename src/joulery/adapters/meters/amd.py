@@ -19,15 +19,14 @@ import io
 import math
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from joulery.adapters.meters.nvml import sees_host_processes
+from joulery.adapters.presence import AMD, require_amd
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
-DRIVER = "/dev/kfd"
 AGREE = 10.0
 """Factor by which the counter's power and the board's power may differ before the counter is not believed."""
 COMPARE_S = 0.2
@@ -132,7 +131,7 @@ def open_amd(smi: Any = None, sleep: Callable[[float], None] = time.sleep) -> Am
     except smi.AmdSmiException as error:
         raise CapabilityError(
             f"AMD's driver does not answer: {_said(error)}",
-            resource=DRIVER,
+            resource=AMD,
             grant="sudo usermod -aG render,video $USER" if "PERM" in _said(error) else None,
             hint="try: amd-smi list",
         ) from error
@@ -163,8 +162,7 @@ def open_amd(smi: Any = None, sleep: Callable[[float], None] = time.sleep) -> Am
 
 
 def _import_smi() -> Any:
-    if not Path(DRIVER).exists():
-        raise CapabilityError("no AMD GPU driver here", resource=DRIVER)
+    require_amd()
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # the module prints where it does not find its library
             return importlib.import_module("amdsmi")

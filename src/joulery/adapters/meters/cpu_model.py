@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from joulery.adapters.meters.cputimes import CpuTimes, open_cpu_times
 from joulery.domain.energy.channel import Channel, ReadingKind
@@ -26,8 +26,7 @@ BAND_RATIO = 0.5
 _UPDATE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class CpuPower:
+class CpuPower(NamedTuple):
     """What one logical CPU is taken to draw, its share of the rest of the server included.
 
     Attributes:
@@ -42,8 +41,7 @@ class CpuPower:
     quality: Quality = Quality.MODELLED
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     vendor: str
     family: int
     models: tuple[int, ...]

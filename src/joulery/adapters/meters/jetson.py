@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.adapters.meters.host.polled import DIVIDED
+from joulery.adapters.presence import SYS
 from joulery.domain.energy.channel import HOST, Channel, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.quality import Quality
 
-SYS = Path("/sys")
 TOTALS = ("VDD_IN", "POM_5V_IN")
 """Labels of the rail that feeds the whole module."""
 _UPDATE_S = 0.1

@@ -20,13 +20,18 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joulery.adapters.meters.rapl_helper import SOCKET, RaplHelperMeter
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
+if TYPE_CHECKING:
+    from joulery.adapters.meters.rapl_helper import RaplHelperMeter
+
 POWERCAP = Path("/sys/class/powercap")
+SOCKET = Path("/run/joulery/rapl.sock")
+"""Where ``joulery rapl-helper`` listens."""
 GRANT = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 _ZONE = re.compile(r"intel-rapl:\d+")
@@ -122,6 +127,8 @@ def open_rapl(root: Path = POWERCAP, helper: Path | None = SOCKET) -> RaplMeter 
         for fd in fds:
             os.close(fd)
         if helper is not None and helper.is_socket():
+            from joulery.adapters.meters.rapl_helper import RaplHelperMeter
+
             return RaplHelperMeter(helper)
         raise CapabilityError(
             f"RAPL is here but may not be read: {denied.filename}: permission denied",

@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from joulery.adapters.meters.rapl import SOCKET
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
-SOCKET = Path("/run/joulery/rapl.sock")
-"""Where the helper listens."""
 RENEWED_S = 0.01
 """The helper reads the counters at most this often: finer readings can leak other processes' secrets."""
 ASK = b"r"

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS, _CPU = 1, 11, 12, 13, 14, 17, 36
 """Fields of ``/proc/PID/stat``, counted from the one after the command's name."""
 
 
-@dataclass(slots=True)
 class _Process:
     """One process that was seen alive; its open file keeps the number from being taken for another's."""
 
-    fd: int
-    parent: int = 0
-    own_ticks: int = 0
-    waited_ticks: int = 0
-    thread_ticks: dict[str, int] = field(default_factory=dict)
+    __slots__ = ("fd", "own_ticks", "parent", "thread_ticks", "waited_ticks")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.parent = self.own_ticks = self.waited_ticks = 0
+        self.thread_ticks: dict[str, int] = {}
 
 
 class ProcessTree:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from joulery.domain.format import grams, si
 from joulery.runtime.measuring.job_place import job_place
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 
 CONNECT_S = 5.0
 LAST_WAIT_S = 5.0

@@ -18,7 +18,7 @@ from joulery.app.windows import MachineMeter
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import JouleryError
 from joulery.runtime.measuring.job_place import job_place
-from joulery.runtime.measuring.measure import MeasureWarning
+from joulery.runtime.measuring.terms import MeasureWarning
 
 RUN, EPOCH, STEPS = "joulery run", "joulery epoch", "joulery steps"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from joulery.adapters.presence import SYS, require_amd, require_ina3221, require_nvidia
 from joulery.domain.energy.channel import HOST, Channel, MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
 from joulery.runtime.measuring.share import OpenMeters
@@ -21,6 +22,8 @@ PREFERRED = ("rapl", "nvml", "amd", "jetson", "cpu-model")
 """Tried in this order unless meters are named: each device is read by the first meter that can."""
 DCGM = "http://localhost:9400/metrics"
 """Default address of NVIDIA's DCGM exporter."""
+_IF_HERE: Mapping[str, Mapping[str, Any]] = {kind: {"if_here": True} for kind in ("nvml", "amd", "jetson")}
+"""Options of meters that were not named: their driver is looked for before their module is imported."""
 _OPTIONAL = {"jetson": "rails", "slurm": "node"}
 """What may follow the colon of a meter's name."""
 
@@ -73,7 +76,7 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
     refused: list[JouleryError] = []
     absent: list[JouleryError] = []
     taken: list[Channel] = []
-    for spec in specs if specs is not None else [MeterSpec(kind) for kind in PREFERRED]:
+    for spec in specs if specs is not None else [MeterSpec(kind, _IF_HERE.get(kind, {})) for kind in PREFERRED]:
         try:
             meter = open_meter(spec)
         except CapabilityError as error:
@@ -128,28 +131,34 @@ def open_meter(spec: MeterSpec) -> Meter:
 
 
 def _rapl(options: Mapping[str, Any]) -> Meter:
-    from joulery.adapters.meters.rapl import POWERCAP, open_rapl
-    from joulery.adapters.meters.rapl_helper import SOCKET
+    from joulery.adapters.meters.rapl import POWERCAP, SOCKET, open_rapl
 
     return open_rapl(Path(options.get("root", POWERCAP)), Path(options.get("helper", SOCKET)))
 
 
 def _nvml(options: Mapping[str, Any]) -> Meter:
+    if "if_here" in options:
+        require_nvidia()
     from joulery.adapters.meters.nvml import open_nvml
 
     return open_nvml(importlib.import_module(options["module"]) if "module" in options else None)
 
 
 def _amd(options: Mapping[str, Any]) -> Meter:
+    if "if_here" in options:
+        require_amd()
     from joulery.adapters.meters.amd import open_amd
 
     return open_amd(importlib.import_module(options["module"]) if "module" in options else None)
 
 
 def _jetson(options: Mapping[str, Any]) -> Meter:
-    from joulery.adapters.meters.jetson import SYS, open_jetson
+    sys = Path(options.get("sys", SYS))
+    if "if_here" in options:
+        require_ina3221(sys)
+    from joulery.adapters.meters.jetson import open_jetson
 
-    return open_jetson(options.get("rails", ""), Path(options.get("sys", SYS)))
+    return open_jetson(options.get("rails", ""), sys)
 
 
 def _dcgm(options: Mapping[str, Any]) -> Meter:

@@ -7,8 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulery.adapters.meters.rapl import POWERCAP, open_rapl
-from joulery.adapters.meters.rapl_helper import SOCKET
+from joulery.adapters.meters.rapl import POWERCAP, SOCKET, open_rapl
 from joulery.adapters.meters.rapl_server import RaplServer, group_number, listening
 from joulery.adapters.privileges import become
 from joulery.domain.errors import CapabilityError

@@ -1,19 +1,23 @@
-"""Open the readers of a run's share of this machine."""
+"""Open the readers of a run's share of this machine. Imports nothing heavy: the sampler process starts with it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joulery.adapters.cgroups import RunGroup, make_group, open_group
 from joulery.adapters.meters.cputimes import open_cpu_times, sockets_of_cpus
-from joulery.adapters.meters.threads import ThreadTable
 from joulery.adapters.meters.tree import ProcessTree
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.share import BusyReader, ThreadReader, TreeReader
 
+if TYPE_CHECKING:
+    from joulery.adapters.cgroups import RunGroup
+
 
 def make_run_group(pid: int) -> RunGroup | None:
     """A control group for a run that ``pid`` starts; None where none may be made: ``/proc`` reports nearly the same."""
+    from joulery.adapters.cgroups import make_group
+
     try:
         return make_group(pid)
     except CapabilityError:
@@ -44,6 +48,8 @@ def open_tree(
     """
     socket_of_cpu = sockets_of_cpus()
     if group is not None and (len(sockets) == 1 or group[1]):
+        from joulery.adapters.cgroups import RunGroup, open_group
+
         return open_group(RunGroup(Path(group[0]), group[1]), sockets, socket_of_cpu)
     return ProcessTree(
         root, include_root=include_root, exclude=exclude, sockets=sockets, socket_of_cpu=socket_of_cpu, also=also
@@ -52,6 +58,8 @@ def open_tree(
 
 def remove_group(group: tuple[str, bool]) -> None:
     """Delete the control group that a dead process left; processes still in it move one group up."""
+    from joulery.adapters.cgroups import RunGroup
+
     RunGroup(Path(group[0]), group[1]).remove()
 
 
@@ -66,4 +74,6 @@ def open_busy() -> BusyReader:
 
 def open_threads() -> ThreadReader:
     """CPU times of the threads of a run."""
+    from joulery.adapters.meters.threads import ThreadTable
+
     return ThreadTable()

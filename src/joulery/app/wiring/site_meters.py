@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from joulery.app.wiring.meters import PREFERRED, open_meter, overlap, parse_meter
 from joulery.config.meters import MetersConfig
 from joulery.domain.energy.channel import Channel, MeterSpec
@@ -30,7 +28,7 @@ def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
         if kind == "cpu-model" and config.cpu_model is not None:
             values = config.cpu_model
             options = {"idle_w": values.idle_w, "max_w": values.max_w, "band_ratio": values.band_ratio}
-            spec = replace(spec, options=options)
+            spec = spec._replace(options=options)
         try:
             meter = open_meter(spec)
         except CapabilityError as error:

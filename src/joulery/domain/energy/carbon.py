@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.domain.arrays import BoolArray, FloatArray, readonly
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 JOULES_PER_KWH = 3.6e6
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.energy.channel import Channel
 from joulery.domain.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LONGEST_PERIOD_S = 366 * 86400.0
 """Longer sampling periods are rejected."""

@@ -15,11 +15,10 @@ from joulery.domain.decisions import Decision
 from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import DataError
+from joulery.domain.format import EARLIEST_S, LATEST_S
 from joulery.domain.quality import Quality
 
 NAN = math.nan
-EARLIEST_S, LATEST_S = -6e10, 1e11
-"""Unix seconds that are surely wrong: the years 68 and 5138."""
 
 
 class CarbonBasis(StrEnum):

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from joulery.accounting.charge import Charged, IdleRule, charge
-from joulery.accounting.power_timeline import power_timeline
 from joulery.accounting.steps import NS_PER_S, PowerSteps, power_steps
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.power import BusyTimes
 from joulery.domain.errors import DataError, JouleryError
 from joulery.domain.quality import Quality
-from joulery.domain.serving.timeline import Tick
-from joulery.domain.trace.threads import ThreadTimes
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.store.fields import instant, number, text, whole
-from joulery.store.run.directory import Run
 from joulery.store.run.footprints import footprint_to_dict
-from joulery.store.run.intensity import read_intensity
 from joulery.store.run.readings import RunReadings, load_readings
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
+    from joulery.domain.serving.timeline import Tick
+    from joulery.domain.trace.threads import ThreadTimes
+    from joulery.store.run.directory import Run
 
 SCHEMA = "joulery.report/1"
 SHARE_WINDOW_S = 1.0
@@ -81,6 +79,8 @@ class Basis:
 
     def power_timeline(self) -> tuple[Tick, ...]:
         """The charge over time, in windows of at least four readings, at most :data:`TIMELINE_WINDOWS`."""
+        from joulery.accounting.power_timeline import power_timeline  # a block asks for none
+
         readings = max((len(item) for item in self.power), default=0)
         windows = min(TIMELINE_WINDOWS, max(1, readings // 4))
         return power_timeline(
@@ -222,6 +222,8 @@ def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = F
     Raises:
         DataError: It is no such run, it was killed before the command started, or its files are damaged.
     """
+    from joulery.store.run.intensity import read_intensity
+
     if run.manifest["kind"] != "measure":
         raise DataError(f"{run.path} is a run of kind {run.manifest['kind']}, not measure")
     readings = load_readings(run)

@@ -1,4 +1,4 @@
-"""Measure a command or a block of Python: joules and grams, with nothing of joulery inside the measured program.
+"""Measure a command: joules and grams, with nothing of joulery inside the measured program.
 
 A problem of measuring never changes the program: it lowers the coverage and becomes a warning. Only a wrong request (a
 flag, a file, a named meter that is absent) is an error, before anything starts.
@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
-from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.job_place import ALONE, JobPlace, detached
 from joulery.runtime.measuring.launch import NOT_EXECUTABLE, NOT_FOUND, LaunchOutcome, run_command
 from joulery.runtime.measuring.recorder import RunRecorder
@@ -27,7 +24,6 @@ from joulery.runtime.measuring.terms import Settings, Terms
 from joulery.store.run.directory import RunWriter, create_run, new_run_id
 
 if TYPE_CHECKING:
-    from joulery.domain.energy.footprint import Footprint
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
     from joulery.store.run.readings import RunReadings
@@ -35,10 +31,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Folder of runs that are not given one."""
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-class MeasureWarning(UserWarning):
-    """A problem of measuring; the measured program went on."""
 
 
 class EnterableGroup(Protocol):
@@ -140,14 +132,14 @@ def measure_command(
     if refusal is not None:
         return refusal
     writer, trouble = _run_directory(argv, terms, owner, out, place)
-    recorder = RunRecorder(writer, settings)
+    recorder = RunRecorder(writer.path, settings, writer)
     for text in (*trouble, *filter(None, [detached(argv)])):
         recorder.warn(text)
     environment = tracing.environment(writer) if tracing is not None else None
     group = make_group(os.getpid()) if place.tasks == 1 else None
     try:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        _start(recorder, place, group, tracing)
+        _start(recorder, place, group, None if tracing is None else tracing.folder(writer))
         outcome = run_command(
             argv,
             in_child=lambda: _enter(group),
@@ -158,19 +150,18 @@ def measure_command(
         ended(outcome.exit_code)
         if place.tasks > 1:  # the system's figure is of one task
             outcome = replace(outcome, cpu_s=0.0)
-        return _finished(recorder, outcome, terms, source, tracing)
+        return _finished(recorder, writer, outcome, terms, source, tracing)
     finally:
         if group is not None:
             group.remove()
 
 
-def _start(recorder: RunRecorder, place: JobPlace, group: EnterableGroup | None, tracing: RunTracing | None) -> None:
+def _start(recorder: RunRecorder, place: JobPlace, group: EnterableGroup | None, threads: Path | None) -> None:
     """Start the sampler: it counts what this process starts or, of several tasks of a node, what their parent does."""
     try:
         named = (str(group.path), group.per_cpu) if group else None
-        folder = tracing.folder(recorder.writer) if tracing is not None else None
         root = os.getpid() if place.tasks == 1 else os.getppid()
-        recorder.start(root=root, include_root=False, group=named, threads=folder)
+        recorder.start(root=root, include_root=False, group=named, threads=threads)
     except KeyboardInterrupt:
         recorder.abandon()
         raise
@@ -187,7 +178,12 @@ def _enter(group: EnterableGroup | None) -> None:
 
 
 def _finished(
-    recorder: RunRecorder, outcome: LaunchOutcome, terms: Terms, source: CarbonSource | None, tracing: RunTracing | None
+    recorder: RunRecorder,
+    writer: RunWriter,
+    outcome: LaunchOutcome,
+    terms: Terms,
+    source: CarbonSource | None,
+    tracing: RunTracing | None,
 ) -> Measured:
     if outcome.error is not None:
         recorder.abandon()
@@ -201,7 +197,6 @@ def _finished(
         source=source,
         keep_more=None if tracing is None else tracing.keep,
     )
-    writer = recorder.writer
     return Measured(outcome.exit_code, None, made, writer.path, writer.manifest, tuple(recorder.warnings))
 
 
@@ -236,122 +231,3 @@ def _run_directory(
     except CapabilityError as error:
         folder = Path(tempfile.mkdtemp(prefix="joulery-"))
         return create(folder / name), [f"{error}: the run is kept in {folder / name}"]
-
-
-class Measurement:
-    """A measured block of Python; its footprint is known when the block has ended.
-
-    Attributes:
-        path: Its run directory; None when none was asked for.
-    """
-
-    def __init__(
-        self, settings: Settings, terms: Terms, source: CarbonSource | None, owner: str | None, out: Path | None
-    ) -> None:
-        self.path = out
-        self._settings = settings
-        self._terms = terms
-        self._source = source
-        self._owner = owner
-        self._recorder: RunRecorder | None = None
-        self._account: Account | None = None
-        self._start_ns = 0
-        self._cpu_s = 0.0
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._pid = os.getpid()
-
-    def __enter__(self) -> Self:
-        folder = self.path
-        if folder is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="joulery-")
-            folder = Path(self._scratch.name) / "run"
-        writer, _ = _run_directory((), self._terms, self._owner, folder)
-        self._recorder = RunRecorder(writer, self._settings)
-        try:
-            self._recorder.start(root=os.getpid(), include_root=True, threads=self._traces(writer))
-        except BaseException:
-            self._clean_up()
-            raise
-        self._cpu_s, self._start_ns = _cpu_s(), time.monotonic_ns()
-        self._recorder.begin(self._start_ns, os.getpid())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        end_ns, cpu_s = time.monotonic_ns(), _cpu_s()
-        if os.getpid() != self._pid:  # a fork leaves the block too: the run is its parent's
-            return
-        recorder = self._recorder
-        assert recorder is not None
-        self._account = recorder.finish(
-            self._start_ns,
-            end_ns,
-            cpu_s=cpu_s - self._cpu_s,
-            exit_code=None,
-            terms=self._terms,
-            source=self._source,
-            keep_more=self._keep_more(),
-        )
-        self._clean_up()
-        for text in recorder.warnings:
-            warnings.warn(text, MeasureWarning, stacklevel=2)
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def __str__(self) -> str:
-        return "the block has not ended" if self._account is None else str(self.footprint)
-
-    def _repr_html_(self) -> str:
-        return str(self) if self._account is None else self.footprint._repr_html_()
-
-    def _clean_up(self) -> None:
-        if self._scratch is not None:
-            self._scratch.cleanup()
-
-    def _traces(self, writer: RunWriter) -> Path | None:
-        """Folder in which the block records its operations; None where it records none."""
-        return None
-
-    def _keep_more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
-        """Keeps further results at the end of the block; None for none."""
-        return None
-
-    @property
-    def footprint(self) -> Footprint:
-        """Footprint of the block.
-
-        Raises:
-            ConfigError: The block has not ended.
-        """
-        return self._done.charged.run
-
-    @property
-    def other_j(self) -> float:
-        """Energy of other processes on the same devices meanwhile, joules; not part of the footprint."""
-        return self._done.charged.other_j
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The object of ``report.json``."""
-        return dict(self._done.report)
-
-    @property
-    def _done(self) -> Account:
-        if self._account is None:
-            raise ConfigError(
-                "the footprint is known when the block has ended", hint="read it after the with statement"
-            )
-        return self._account
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and of the children it waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -86,7 +86,7 @@ class Monitor:
         path = out if out is not None else self._folder / new_run_id(time.time())
         details = {"terms": terms.to_dict(), "watched": process}
         writer = create_run(path, kind="measure", argv=_command_of(process), details=details)
-        recorder = RunRecorder(writer, settings)
+        recorder = RunRecorder(path, settings, writer)
         recorder.start(root=process, include_root=True)
         started_ns = time.monotonic_ns()
         recorder.begin(started_ns, process)

@@ -1,4 +1,4 @@
-"""A run directory and the sampler that fills it, from the first reading to the report.
+"""A run and the sampler that reads it, from the first reading to the report, with a run directory or without.
 
 Trouble with measuring is collected as warnings and never raised while something is being measured.
 """
@@ -18,11 +18,12 @@ from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.measuring.terms import Settings, Span, Terms
 from joulery.store.files import disk_errors
-from joulery.store.run.directory import SAMPLES, RunWriter
+from joulery.store.run.samples import SAMPLES
 
 if TYPE_CHECKING:
     from joulery.domain.ports import CarbonSource
     from joulery.runtime.measuring.account import Account
+    from joulery.store.run.directory import RunWriter
     from joulery.store.run.readings import RunReadings
 
 NS_PER_S = 1_000_000_000
@@ -31,13 +32,19 @@ NS_PER_S = 1_000_000_000
 class RunRecorder:
     """Records one run: its sampler, its warnings, its report.
 
+    Args:
+        folder: Where the sampler writes: the run directory, or a temporary folder where nothing is kept.
+        settings: How to measure.
+        writer: The run directory; None keeps nothing.
+
     Attributes:
-        writer: The run directory.
+        writer: The run directory; None where nothing is kept.
         warnings: Problems of measuring so far, one sentence each.
     """
 
-    def __init__(self, writer: RunWriter, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, writer: RunWriter | None = None) -> None:
         self.writer = writer
+        self._samples = folder / SAMPLES
         self.warnings: list[str] = []
         self._settings = settings
         self._sampler: SamplerProcess | None = None
@@ -49,7 +56,13 @@ class RunRecorder:
         return self._sampler.pid if self._sampler is not None else None
 
     def start(
-        self, *, root: int, include_root: bool, group: tuple[str, bool] | None = None, threads: Path | None = None
+        self,
+        *,
+        root: int,
+        include_root: bool,
+        group: tuple[str, bool] | None = None,
+        threads: Path | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
         """Start the sampler; every meter was read once when this returns.
 
@@ -58,13 +71,13 @@ class RunRecorder:
             include_root: Whether its own CPU time is the run's.
             group: Control group of the run, and whether it counts CPU by CPU.
             threads: Folder of a traced program, whose threads are read while it records; None for none.
+            meanwhile: Called while the sampler starts, beside it.
 
         Raises:
             JouleryError: A meter that was named cannot be read.
         """
-        samples = self.writer.path / SAMPLES
         config = SamplerConfig(
-            folder=str(samples.absolute()),
+            folder=str(self._samples.absolute()),
             parent=os.getpid(),
             root=root,
             include_root=include_root,
@@ -75,9 +88,10 @@ class RunRecorder:
             threads=None if threads is None else str(threads.absolute()),
         )
         try:
-            with disk_errors(samples):
-                samples.mkdir()
+            with disk_errors(self._samples):
+                self._samples.mkdir()
             self._sampler = SamplerProcess.start(config)
+            meanwhile()
             self._sampler.wait_ready()
         except JouleryError as error:
             if self._settings.meters is not None:
@@ -100,7 +114,7 @@ class RunRecorder:
         source: CarbonSource | None,
         keep_more: Callable[[RunWriter, Account, RunReadings], object] | None = None,
     ) -> Account:
-        """Read once more, charge the run, keep everything, end the run directory.
+        """Read once more, charge the run, keep everything where it is kept, end the run directory.
 
         Args:
             start_ns, end_ns: When the run was, monotonic nanoseconds.
@@ -111,8 +125,7 @@ class RunRecorder:
             keep_more: Keeps further results, once the power is kept.
         """
         from joulery.runtime.measuring.account import account
-        from joulery.store.run.intensity import write_intensity
-        from joulery.store.run.readings import RunReadings, read_samples, save_readings
+        from joulery.store.run.readings import RunReadings, read_samples
 
         self._log("ended", monotonic_ns=end_ns, cpu_s=cpu_s, exit_code=exit_code)
         if self._sampler is not None:
@@ -120,40 +133,58 @@ class RunRecorder:
                 self._sampler.stop()
             except JouleryError as error:
                 self.warn(f"not all of the run was measured: {_sentence(error)}")
-        samples, readings = self.writer.path / SAMPLES, RunReadings()
-        self._report_errors(samples)
+        readings = RunReadings()
+        self._report_errors()
         try:
-            readings = read_samples(samples)
+            readings = read_samples(self._samples)
         except JouleryError as error:
             self.warn(f"what was measured cannot be read: {_sentence(error)}")
         span = Span(start_ns, end_ns, self._unix_offset_ns, cpu_s, exit_code)
         made = account(readings, span, terms, source, tuple(self.warnings))
-        try:
-            save_readings(readings, self.writer)
-            if made.basis.carbon is not None:
-                write_intensity(self.writer, made.basis.carbon)
-            if keep_more is not None:
-                self._keep_more(keep_more, made, readings)
-            self.writer.write_report(made.report)
-            shutil.rmtree(samples, ignore_errors=True)
-            self.writer.close()
-        except JouleryError as error:
-            self.warn(f"the run is not kept whole: {_sentence(error)}")
+        if self.writer is not None:
+            self._keep(self.writer, made, readings, keep_more)
         return made
 
-    def _report_errors(self, samples: Path) -> None:
+    def _keep(
+        self,
+        writer: RunWriter,
+        made: Account,
+        readings: RunReadings,
+        keep_more: Callable[[RunWriter, Account, RunReadings], object] | None,
+    ) -> None:
+        """Write what was read and what it cost into the run directory, and end it."""
+        from joulery.store.run.intensity import write_intensity
+        from joulery.store.run.readings import save_readings
+
+        try:
+            save_readings(readings, writer)
+            if made.basis.carbon is not None:
+                write_intensity(writer, made.basis.carbon)
+            if keep_more is not None:
+                self._keep_more(keep_more, writer, made, readings)
+            writer.write_report(made.report)
+            shutil.rmtree(self._samples, ignore_errors=True)
+            writer.close()
+        except JouleryError as error:
+            self.warn(f"the run is not kept whole: {_sentence(error)}")
+
+    def _report_errors(self) -> None:
         """Report standard error of the sampler, which only a defect of the sampler fills."""
         with suppress(OSError):  # no sampler was started
-            said = (samples / "sampler.err").read_text(errors="replace").strip()
+            said = (self._samples / "sampler.err").read_text(errors="replace").strip()
             if said:
                 self._log("sampler", text=said)
                 self.warn(f"the sampler failed: {said.splitlines()[-1]}")
 
     def _keep_more(
-        self, keep: Callable[[RunWriter, Account, RunReadings], object], made: Account, readings: RunReadings
+        self,
+        keep: Callable[[RunWriter, Account, RunReadings], object],
+        writer: RunWriter,
+        made: Account,
+        readings: RunReadings,
     ) -> None:
         try:
-            keep(self.writer, made, readings)
+            keep(writer, made, readings)
         except JouleryError as error:
             self.warn(_sentence(error))
 
@@ -165,19 +196,19 @@ class RunRecorder:
             except JouleryError as error:
                 self.warnings.append(_sentence(error))
         try:
-            self.writer.discard()
+            if self.writer is not None:
+                self.writer.discard()
         except JouleryError as error:
             self.warnings.append(_sentence(error))
 
     def warn(self, text: str) -> None:
         """Collect a warning; it goes to the log too, where that is possible."""
         self.warnings.append(text)
-        try:
-            self.writer.log("warning", text=text)
-        except JouleryError as error:
-            self.warnings.append(_sentence(error))
+        self._log("warning", text=text)
 
     def _log(self, kind: str, *, t_s: float | None = None, **fields: int | float | str | None) -> None:
+        if self.writer is None:
+            return
         try:
             self.writer.log(kind, t_s=t_s, **fields)
         except JouleryError as error:

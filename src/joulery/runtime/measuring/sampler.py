@@ -19,9 +19,8 @@ import os
 import select
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
@@ -55,8 +54,7 @@ LONGEST_PERIOD_S = 1.0
 CLOCK_TOLERANCE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(NamedTuple):
     """Clocks of a sampler."""
 
     monotonic_ns: Callable[[], int] = time.monotonic_ns

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from joulery.domain.energy.channel import MeterSpec
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerConfig:
+class SamplerConfig(NamedTuple):
     """Configuration of a sampler.
 
     Attributes:
@@ -38,7 +37,8 @@ class SamplerConfig:
 
     def to_json(self) -> str:
         """As one argument of a command line."""
-        return json.dumps(asdict(self))
+        meters = None if self.meters is None else [meter.as_dict() for meter in self.meters]
+        return json.dumps({**self._asdict(), "meters": meters})
 
     @classmethod
     def from_json(cls, text: str) -> SamplerConfig:

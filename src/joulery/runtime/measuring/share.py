@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from joulery.domain.errors import JouleryError
@@ -16,8 +15,7 @@ DISCOVERY_RATIO = 0.005
 """Share of one core that the search for new processes may take: more processes are searched less often."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenMeters:
+class OpenMeters(NamedTuple):
     """Meters that answer.
 
     Attributes:
@@ -169,3 +167,44 @@ def board_ratios(holders: Mapping[int, float] | None, run: frozenset[int]) -> tu
         return 1.0, 1.0
     busy = math.fsum(holders.values())
     return (busy, math.fsum(ours)) if not math.isnan(busy) else (math.nan, math.nan)
+
+
+class JoinedTrees:
+    """The trees of several processes as one; none of them lies below another.
+
+    Args:
+        roots: The processes at the top; those that come later are found by :meth:`discover`.
+        open_tree: Opens the tree of one.
+    """
+
+    def __init__(self, roots: Callable[[], Collection[int]], open_tree: Callable[[int], TreeReader]) -> None:
+        self._roots, self._open_tree = roots, open_tree
+        self._trees: dict[int, TreeReader] = {}
+        self._before: dict[int, tuple[float, ...]] = {}
+        self.discover()
+
+    def discover(self) -> None:
+        """Look for new roots, and for new processes below all."""
+        for tree in self._trees.values():
+            tree.discover()
+        for root in self._roots():
+            if root not in self._trees:
+                self._trees[root] = tree = self._open_tree(root)
+                self._before[root] = tree.read()
+
+    def pids(self) -> frozenset[int]:
+        """The processes known."""
+        return frozenset().union(*(tree.pids() for tree in self._trees.values()))
+
+    def read(self) -> tuple[float, ...]:
+        """CPU seconds on each socket since each tree was opened; never less than before."""
+        moved = [
+            [now - before for now, before in zip(tree.read(), self._before[root], strict=True)]
+            for root, tree in self._trees.items()
+        ]
+        return tuple(math.fsum(each) for each in zip(*moved, strict=True))
+
+    def close(self) -> None:
+        """Release all of them. Safe to call twice."""
+        for tree in self._trees.values():
+            tree.close()

@@ -1,4 +1,7 @@
-"""Settings of a measurement and the terms of its charge, as the manifest keeps them. Imports nothing heavy."""
+"""Settings of a measurement and the terms of its charge, as the manifest keeps them, and the category of its warnings.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ SECONDS_PER_YEAR = 365.25 * 86400
 SHORTEST_PERIOD_S, LONGEST_PERIOD_S = 0.001, 1.0
 MAX_CPU_RATIO = 0.03
 """Share of one core the sampler may take before it reads less often."""
+
+
+class MeasureWarning(UserWarning):
+    """A problem of measuring; the measured program went on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.errors import ConfigError
-from joulery.domain.ports import CarbonSource, Meter
-from joulery.runtime.measuring.account import intensity
-from joulery.runtime.measuring.measure import MeasureWarning
 from joulery.runtime.measuring.share import BusyReader, SharedMeter, TreeReader, board_ratios
+from joulery.runtime.measuring.terms import MeasureWarning
+
+if TYPE_CHECKING:
+    from joulery.domain.energy.carbon import CarbonSeries
+    from joulery.domain.ports import CarbonSource, Meter
 
 TICK_S, POWER_TICK_S = 1.0, 0.1
 KEEP_EVERY_S = 60.0
@@ -394,9 +396,7 @@ class WindowMeter:
 
     def _footprint(self, t_ns: list[int], sums: FloatArray) -> Footprint:
         start_s, end_s = ((t + self._unix_offset_ns) / NS_PER_S for t in (t_ns[0], t_ns[-1]))
-        carbon, trouble = (None, None) if self._source is None else intensity(self._source, start_s, end_s, None)
-        if trouble is not None:
-            self._warn((trouble,))
+        carbon = self._intensity(start_s, end_s)
         bins = window_bins(start_s, end_s, carbon)
         times = np.array(t_ns, np.float64) + self._unix_offset_ns
         edges = bins.edges_ns.astype(np.float64)
@@ -419,6 +419,17 @@ class WindowMeter:
             covered_s=_rounded(math.fsum(covered) / len(covered) if covered else 0.0, end_s - start_s),
             pue=self._pue,
         )
+
+    def _intensity(self, start_s: float, end_s: float) -> CarbonSeries | None:
+        """The intensity of a window; None where no source was named, or it does not know."""
+        if self._source is None:
+            return None
+        from joulery.runtime.measuring.account import intensity
+
+        carbon, trouble = intensity(self._source, start_s, end_s, None)
+        if trouble is not None:
+            self._warn((trouble,))
+        return carbon
 
     def _warn(self, texts: Sequence[str]) -> None:
         """Warn of each thing once."""

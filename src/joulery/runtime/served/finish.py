@@ -285,7 +285,7 @@ def _idling(trace: PowerTrace, idle_w: Mapping[str, float]) -> PowerTrace:
     known_w = idle_w.get(trace.channel.device, math.nan)
     if not known_w > 0 or trace.channel.idle_w > 0:
         return trace
-    return PowerTrace(replace(trace.channel, idle_w=known_w), trace.t_ns, trace.values, trace.period_s)
+    return PowerTrace(trace.channel._replace(idle_w=known_w), trace.t_ns, trace.values, trace.period_s)
 
 
 def _requests_s(device: str, services: Sequence[GpuService], requests: RequestColumns, times: BusyTimes) -> FloatArray:

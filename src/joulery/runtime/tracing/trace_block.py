@@ -13,7 +13,7 @@ from joulery.accounting.operations.rows import rolled_up
 from joulery.domain.energy.tensor_footprint import TensorFootprint
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.trace.tracing import Steps
-from joulery.runtime.measuring.measure import Measurement
+from joulery.runtime.measuring.block import Measurement
 from joulery.runtime.measuring.terms import Settings, Terms
 from joulery.runtime.tracing.traced import Anatomy, Tracing, trace_folder
 
@@ -53,6 +53,8 @@ class BlockRecorder(Protocol):
 class TraceBlock(Measurement):
     """A block of Python with recorded PyTorch operations; their energy is known when the block has ended."""
 
+    _keeps_more = True
+
     def __init__(
         self,
         settings: Settings,
@@ -79,7 +81,7 @@ class TraceBlock(Measurement):
                 "PyTorch is not installed here", resource="torch", grant="pip install 'joulery[torch]'"
             )
         super().__enter__()
-        assert self._recorder is not None
+        assert self._recorder is not None and self._recorder.writer is not None
         recorder = self._make_recorder(trace_folder(self._recorder.writer, self._tracing), self._tracing.steps)
         recorder.install()
         if self._model is not None:

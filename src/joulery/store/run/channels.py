@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from typing import Any
 
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 
-_NAMES = frozenset(field.name for field in fields(Channel))
-
 
 def channel_to_dict(channel: Channel) -> dict[str, Any]:
     """The fields of a channel; what is not known (NaN) is null."""
     return {
-        key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(channel).items()
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in channel._asdict().items()
     }
 
 
@@ -28,7 +26,9 @@ def channel_from_dict(value: Mapping[str, Any]) -> Channel:
         DataError: A key is missing or holds the wrong kind of value.
     """
     try:
-        known: dict[str, Any] = {key: math.nan if v is None else v for key, v in value.items() if key in _NAMES}
+        known: dict[str, Any] = {
+            key: math.nan if v is None else v for key, v in value.items() if key in Channel._fields
+        }
         known |= {"kind": ReadingKind(value["kind"]), "quality": Quality(value["quality"])}
         return Channel(**known)
     except (KeyError, TypeError, ValueError) as error:

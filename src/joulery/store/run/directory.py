@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import platform
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,25 +23,25 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy.typing as npt
 import orjson
 
 from joulery import __version__
 from joulery.domain.errors import ConfigError, DataError
 from joulery.store.files import disk_errors, read_json, write_atomically
-from joulery.store.run.series import read_series, series_file, series_names, write_series
+from joulery.store.run.samples import SAMPLES as SAMPLES
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 SCHEMA = "joulery.run/1"
-SAMPLES = "samples"
-"""Folder of a run in which its sampler writes."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def new_run_id(now_s: float) -> str:
     """A name that sorts by time and does not collide: ``20261120T051200Z-3fa9``."""
-    return f"{datetime.fromtimestamp(now_s, UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    return f"{datetime.fromtimestamp(now_s, UTC):%Y%m%dT%H%M%SZ}-{os.urandom(2).hex()}"
 
 
 def create_run(
@@ -133,6 +132,8 @@ class RunWriter:
 
     def write_series(self, name: str, columns: Mapping[str, Any]) -> None:
         """Write the series ``NAME`` from equally long columns; replaces an older one."""
+        from joulery.store.run.series import write_series  # here, for a run begins without numpy
+
         write_series(self.path, name, columns)
 
     def write_report(self, report: Mapping[str, Any]) -> None:
@@ -253,6 +254,8 @@ class Run:
     @property
     def series_names(self) -> tuple[str, ...]:
         """Names of the series that are there, sorted."""
+        from joulery.store.run.series import series_names
+
         return series_names(self.path)
 
     def series(self, name: str, columns: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -261,6 +264,8 @@ class Run:
         Raises:
             DataError: There is no such series, or it is damaged.
         """
+        from joulery.store.run.series import read_series, series_file
+
         return read_series(series_file(self.path, name), columns)
 
 

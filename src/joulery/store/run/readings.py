@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import DataError
-from joulery.domain.trace.threads import ThreadTimes
 from joulery.store.run.channels import channel_from_dict, channel_to_dict
-from joulery.store.run.directory import SAMPLES, Run, RunWriter
-from joulery.store.run.samples import SCHEMA, SUFFIX
-from joulery.store.run.series import Labels
+from joulery.store.run.samples import SAMPLES, SCHEMA, SUFFIX
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from joulery.domain.trace.threads import ThreadTimes
+    from joulery.store.run.directory import Run, RunWriter
 
 NS_PER_S = 1_000_000_000
 THREADS = ("process", "thread", "cpu_s", "sweep")
@@ -214,7 +216,7 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
         notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower", "clock")),
         uuids={key: name for r in streams for key, name in r.header.get("uuids", {}).items()},
         sampler=next((note for note in notes if note["kind"] == "done"), {}),
-        threads=next((_threads(r) for r in streams if tuple(r.columns) == THREADS), None),
+        threads=next((_threads(_columns(r)) for r in streams if tuple(r.columns) == THREADS), None),
     )
 
 
@@ -224,6 +226,8 @@ def save_readings(readings: RunReadings, writer: RunWriter) -> None:
     Raises:
         CapabilityError: The disk cannot be written.
     """
+    from joulery.store.run.series import Labels
+
     channels = [trace.channel for trace in readings.traces]
     rows = _rows([len(trace) for trace in readings.traces])
     writer.write_series(
@@ -286,7 +290,7 @@ def load_readings(run: Run) -> RunReadings:
         edges = np.append(busy["start_ns"][mine], busy["end_ns"][mine][-1])
         times[device] = BusyTimes(edges, busy["run_s"][mine], busy["busy_s"][mine], int(busy["cpus"][mine][0]))
     kept = {**run.manifest["read"], "notes": tuple(run.manifest["read"]["notes"])}
-    threads = ThreadTimes(**run.series("threads")) if "threads" in run.series_names else None
+    threads = _threads(run.series("threads")) if "threads" in run.series_names else None
     return RunReadings(tuple(traces), times, **kept, threads=threads)
 
 
@@ -296,8 +300,14 @@ def _traces(recording: Recording, slower: int) -> Iterator[PowerTrace]:
         yield PowerTrace(channel_from_dict(described), recording.t_ns, recording.values[:, slot], period_s)
 
 
-def _threads(recording: Recording) -> ThreadTimes:
-    return ThreadTimes(recording.t_ns, **{name: recording.column(name) for name in THREADS})
+def _threads(columns: Mapping[str, npt.NDArray[Any]]) -> ThreadTimes:
+    from joulery.domain.trace.threads import ThreadTimes
+
+    return ThreadTimes(**columns)
+
+
+def _columns(recording: Recording) -> dict[str, npt.NDArray[Any]]:
+    return {"t_ns": recording.t_ns, **{name: recording.column(name) for name in THREADS}}
 
 
 def _busy(recording: Recording) -> Iterator[tuple[str, BusyTimes]]:

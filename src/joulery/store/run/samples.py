@@ -21,6 +21,8 @@ from joulery.store.files import disk_errors
 
 SCHEMA = "joulery.samples/1"
 SUFFIX = ".samples"
+SAMPLES = "samples"
+"""Folder of a run in which its sampler writes."""
 _PATIENCE_BYTES = 4 << 20
 """How much waits in memory for a full disk to have room again."""
 

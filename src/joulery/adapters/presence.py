@@ -1,0 +1,70 @@
+"""Whether a vendor's driver is here at all: looked up before its module is imported, for most machines have few.
+
+The sampler of every run starts with these questions. What they cannot exclude is answered by the module itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+from joulery.domain.errors import CapabilityError
+
+NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""Traces of NVIDIA's driver: the last one under WSL."""
+NVML = "libnvidia-ml.so.1"
+AMD = "/dev/kfd"
+SYS = Path("/sys")
+"""Where the kernel shows itself."""
+
+
+def require_nvidia() -> None:
+    """Refuse a machine that shows neither a trace of the driver nor its library.
+
+    A program that has imported ``pynvml`` already asks that.
+
+    Raises:
+        CapabilityError: There is no NVIDIA driver.
+    """
+    if "pynvml" in sys.modules or any(Path(trace).exists() for trace in NVIDIA):
+        return
+    try:
+        ctypes.CDLL(NVML)
+    except OSError as error:
+        raise no_nvidia() from error
+
+
+def no_nvidia() -> CapabilityError:
+    """What is said where the driver's library is missing."""
+    return CapabilityError(
+        f"no NVIDIA driver here ({NVML} is not there)",
+        resource=NVML,
+        hint="a container needs the host's driver: docker run --gpus all ...",
+    )
+
+
+def require_amd() -> None:
+    """Refuse a machine without AMD's compute driver.
+
+    Raises:
+        CapabilityError: There is none.
+    """
+    if not Path(AMD).exists():
+        raise CapabilityError("no AMD GPU driver here", resource=AMD)
+
+
+def require_ina3221(root: Path = SYS) -> None:
+    """Refuse a machine without the power monitor of Jetson modules.
+
+    Raises:
+        CapabilityError: The kernel shows none.
+    """
+    for name in root.glob("class/hwmon/hwmon*/name"):
+        try:
+            if name.read_text().strip() == "ina3221":
+                return
+        except OSError:  # a sensor that went away
+            continue
+    if not any((root / "bus/i2c/drivers/ina3221x").glob("*/iio:device*")):
+        raise CapabilityError("no Jetson power monitor (INA3221) here", resource=str(root / "class/hwmon"))
