@@ -51,8 +51,12 @@ for node in $({scontrol} show hostnames $1); do kill $(cat {folder}/slurm/slurmd
 """
 RESUME = """\
 #!/bin/bash
+# Newer versions end what the script leaves in its session: it waits until slurmd has one of its own.
 for node in $({scontrol} show hostnames $1); do
-  setsid {slurmd} -D -b -N $node -f {folder}/slurm/slurm.conf </dev/null &>> {folder}/resumed.out &
+  rm -f {folder}/$node.up
+  setsid --fork bash -c "touch {folder}/$node.up; exec {slurmd} -D -b -N $node -f {folder}/slurm/slurm.conf" \\
+    </dev/null &>> {folder}/resumed.out
+  until [ -e {folder}/$node.up ]; do sleep 0.02; done
 done
 """
 JOB = """\
