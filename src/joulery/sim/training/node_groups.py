@@ -59,9 +59,9 @@ def pools_of(groups: Sequence[NodeGroup], requests: Iterable[int]) -> tuple[tupl
 
 
 def groups_of(groups: Sequence[NodeGroup], type_name: str, partition: str) -> int:
-    """The groups that a request may run on, as bits: of its type and partition, of any where it names none."""
+    """The groups that a request may run on, as bits: of its type and partition, of any where either names none."""
     return sum(
         1 << at
         for at, group in enumerate(groups)
-        if type_name in ("", group.type) and partition in ("", group.partition)
+        if type_name in ("", group.type) and (not group.partition or partition in ("", group.partition))
     )
