@@ -351,7 +351,7 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
     known_w = power.job_w if power.assumed < len(held.jobs) else None
     groups = () if wanted.nodes is None else _groups(wanted)
     reach = _reach(held.jobs, groups) if groups else None
-    machines = SiteMachines(node, known_w, wanted.node_gpus is not None, groups, reach)
+    machines = SiteMachines(node, known_w, wanted.node_gpus is not None or bool(groups), groups, reach)
     saved = savings(
         held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
         wanted.samples, machines,

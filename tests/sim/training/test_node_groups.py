@@ -136,9 +136,9 @@ def test_jobs_take_the_first_group_with_room_on_awake_nodes() -> None:
 
 def test_a_job_that_no_group_holds_is_an_error_that_names_it() -> None:
     jobs = workload(3, 0, masks=(0b010,))
-    with pytest.raises(DataError, match="job 0 asks for 7 GPUs, a group of nodes on which it may run has at most 6"):
+    with pytest.raises(DataError, match=r"job 0 .* 7 GPUs.* 6"):
         run_scheme("fifo", Setting(groups=GROUPS), replace(jobs, requested=np.full(3, 7)), GRID)
-    with pytest.raises(DataError, match="job 1 may run on no node"):
+    with pytest.raises(DataError, match=r"job 1\b"):
         run_scheme("fifo", Setting(groups=GROUPS), replace(jobs, groups=np.array([2, 0, 2])), GRID)
 
 

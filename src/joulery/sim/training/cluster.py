@@ -71,7 +71,7 @@ class TrainingRun:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pool:
+class ClusterPart:
     """A part of a cluster, with the jobs that may run there alone.
 
     Attributes:
@@ -111,12 +111,12 @@ def run_training_cluster(
     Raises:
         DataError: A job can never run, and the plant would not end.
     """
-    pool = Pool(cluster, jobs, np.arange(len(jobs)), policy, start_s)
+    pool = ClusterPart(cluster, jobs, np.arange(len(jobs)), policy, start_s)
     return run_training_pools((pool,), period_s=period_s, watch=watch)
 
 
 def run_training_pools(
-    pools: Sequence[Pool], *, period_s: float | None = 1800.0, watch: Watch | None = None
+    pools: Sequence[ClusterPart], *, period_s: float | None = 1800.0, watch: Watch | None = None
 ) -> TrainingRun:
     """Run the pools of a cluster side by side, in one time, until the last job of all ends.
 
@@ -159,7 +159,7 @@ def _one_timeline(plants: Sequence[Plant]) -> list[tuple[float, float]]:
     return timeline
 
 
-def _outcome(pools: Sequence[Pool], plants: Sequence[Plant], timeline: list[tuple[float, float]]) -> TrainingRun:
+def _outcome(pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: list[tuple[float, float]]) -> TrainingRun:
     n = sum(len(pool.jobs) for pool in pools)
     finish_s, jct_s, job_j, job_kg = (np.zeros(n) for _ in range(4))
     for pool, plant in zip(pools, plants, strict=True):

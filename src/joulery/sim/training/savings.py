@@ -109,7 +109,6 @@ def savings(
         raise DataError("no job held a GPU: nothing can be saved")
     machines = SiteMachines() if machines is None else machines
     nodes = -(-cluster_gpus // machines.node.gpus)
-    placed = machines.placed or bool(machines.groups)
     pairs = []
     for sample in range(samples):
         rng = Streams(sample)("unrecorded")
@@ -125,7 +124,6 @@ def savings(
 
     all_gpus = sum(group.gpus for group in machines.groups) or machines.node.gpus * nodes
     lost = [other.fragmented_gpu_s / (all_gpus * other.makespan_s) for other, _ in pairs]
-
     return Savings(
         policy,
         len(submit_s),
@@ -136,7 +134,7 @@ def savings(
         change(lambda run: float(np.sum(run.job_kg))),
         change(lambda run: float(np.mean(run.jct_s))),
         change(lambda run: float(np.quantile(run.jct_s, 0.99))),
-        _spread(lost) if placed else None,
+        _spread(lost) if machines.placed else None,
         _by_type(pairs),
     )
 

@@ -35,7 +35,7 @@ from joulery.policies.training.green import LEAN, LEAN_ETA, Green, ServiceOrder,
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
-from joulery.sim.training.cluster import Pool, TrainingRun, run_training_pools
+from joulery.sim.training.cluster import ClusterPart, TrainingRun, run_training_pools
 from joulery.sim.training.limited_job import learned_limits
 from joulery.sim.training.node_groups import NodeGroup
 from joulery.sim.training.parts import joined, parts_of
@@ -370,7 +370,7 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
 
 def _pool(
     made: Scheme, setting: Setting, carbon: Intensity, groups: tuple[NodeGroup, ...], jobs: Jobs, numbers: IntArray
-) -> Pool:
+) -> ClusterPart:
     """The nodes of one pool as a scheme runs them, with its policy."""
     widest = max(_CAP, int(jobs.max_gpus.max(initial=1)))
     settings = [setting.on_group(group) for group in groups] or [setting]
@@ -378,7 +378,7 @@ def _pool(
     cluster = replace(joined(clusters), groups=groups)
     belief = carbon if setting.belief is None else setting.belief
     start_s = None if made.start_s is None else made.start_s(jobs, belief)
-    return Pool(cluster, jobs, numbers, made.policy(cluster.table, jobs, belief), start_s)
+    return ClusterPart(cluster, jobs, numbers, made.policy(cluster.table, jobs, belief), start_s)
 
 
 def with_slack(jobs: Jobs, slack_s: float, over_s: float = 3600.0) -> Jobs:

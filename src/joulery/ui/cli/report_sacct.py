@@ -124,9 +124,8 @@ def sacct_command(
     report = report_past(wanted)
     if trace is not None:
         kept = write_trace(report.jobs, trace)
-        click.echo(
-            f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
-        )
+        example = f"joulery simulate examples/green-year.yaml --trace {trace}"
+        click.echo(f"{kept} jobs written to {trace}: {example}", err=True)
     saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes))
     put_out(_written(report, saved, form, wanted), out)
 
