@@ -62,7 +62,7 @@ test-vllm: $(VENV)-vllm/.done ## the real vLLM on this machine's CPU, with a sma
 
 # Slurm's packages of another Debian suite, unpacked beside what is installed (apt-get, dpkg-deb, patchelf).
 SUITE ?= trixie
-.slurm-$(SUITE)/usr/sbin/slurmctld: $(VENV)/.dev
+.slurm-$(SUITE)/usr/sbin/slurmctld: | $(VENV)/.dev
 	$(BIN)/python -m tests.slurm_suite $(SUITE) .slurm-$(SUITE)
 
 SLURM_TESTS := tests/e2e/test_schedule_slurm.py tests/e2e/test_slurm_plays.py tests/e2e/test_slurm_rights.py \
