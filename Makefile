@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-ray test-vllm test-lowest lint bench docs dist audit lock stubs clean help
+.PHONY: run test test-ray test-vllm test-slurm test-lowest lint bench docs dist audit lock stubs clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -59,6 +59,16 @@ $(VENV)-vllm/.done: $(VENV)/.dev
 
 test-vllm: $(VENV)-vllm/.done ## the real vLLM on this machine's CPU, with a small model; its environment takes about a minute and 3 GB
 	JOULERY_VLLM=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/pytest -m vllm tests/vllm
+
+# Slurm's packages of another Debian suite, unpacked beside what is installed (apt-get, dpkg-deb, patchelf).
+SUITE ?= trixie
+.slurm-$(SUITE)/usr/sbin/slurmctld: | $(VENV)/.dev
+	$(BIN)/python -m tests.slurm_suite $(SUITE) .slurm-$(SUITE)
+
+SLURM_TESTS := tests/e2e/test_schedule_slurm.py tests/e2e/test_slurm_plays.py tests/e2e/test_slurm_rights.py \
+  tests/e2e/test_slurm_power.py tests/e2e/test_two_clusters.py
+test-slurm: .slurm-$(SUITE)/usr/sbin/slurmctld ## the scheduler beside Slurm of another Debian suite: SUITE=trixie (24.11) or SUITE=sid
+	JOULERY_SLURM=$(CURDIR)/.slurm-$(SUITE) $(BIN)/pytest -n 2 --no-cov $(SLURM_TESTS)
 
 test-lowest: ## the lower ends of the ranges: core, plan, parquet, serve, export, vision and grpc in an environment of their own; two minutes
 	$(PYTHON) -m venv $(VENV)-lowest

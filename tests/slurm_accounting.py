@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests import slurm_suite
 from tests.waiting import wait_until
 
 _PROGRAMS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db", "mariadb-admin")
@@ -78,7 +79,8 @@ def slurm_database(folder: Path) -> Iterator[str]:
         host = socket.gethostname().split(".")[0]
         conf = folder / "slurmdbd.conf"
         conf.touch(mode=0o600)
-        conf.write_text(_CONF.format(host=host, port=port, folder=folder, db_port=db_port))
+        text = _CONF.format(host=host, port=port, folder=folder, db_port=db_port)
+        conf.write_text(text + slurm_suite.conf_lines(slurm_suite.use()))
         spawn("slurmdbd", "-D")
         wait_until(lambda: _answers(port), "an answer of slurmdbd", 60.0)
         yield (

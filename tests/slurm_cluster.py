@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,9 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tests import slurm_suite
 from tests.waiting import wait_until
 
+SUITE = slurm_suite.use()
+"""The folder of the Slurm that ``JOULERY_SLURM`` names; None for the one that is installed."""
+SLURMD = ("slurmd",) if SUITE is None else ("slurmd", "-d", str(SUITE / "usr/sbin/slurmstepd"))
+"""How slurmd is started: it would look for slurmstepd where it was built to be installed."""
 _PROGRAMS = ("slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "sinfo")
 
 _CONF = """\
@@ -87,6 +94,11 @@ class SlurmCluster:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def jobs(self) -> dict[int, dict[str, Any]]:
+        """What ``squeue --json`` says of every job, ended ones too, in the plain form of 22.05 whatever the version."""
+        jobs = json.loads(self.run("squeue", "--json", "--states=all"))["jobs"]
+        return {job["job_id"]: {name: _plain(name, value) for name, value in job.items()} for job in jobs}
+
     def submit(self, script: Path, *options: str) -> str:
         """The id of a batch job; it may be requeued and its output goes on in the same file."""
         base = ("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--chdir={self.folder}")
@@ -104,7 +116,8 @@ class SlurmCluster:
 
     def start_node(self, number: int) -> None:
         """One slurmd."""
-        self._spawn(f"{self.name}{number}", "slurmd", "-D", "-N", f"{self.name}{number}", "-f", self.env["SLURM_CONF"])
+        node = f"{self.name}{number}"
+        self._spawn(node, *SLURMD, "-D", "-N", node, "-f", self.env["SLURM_CONF"])
 
     def stop_node(self, number: int) -> None:
         """End one slurmd at once, as a node that lost power."""
@@ -156,6 +169,15 @@ class SlurmCluster:
         except TimeoutError as error:
             error.add_note((self.folder / "slurmctld.log").read_text()[-2000:])
             raise
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Newer versions write a number as ``{"set": true, "number": 7}`` and add flags to the state."""
+    if name == "job_state" and isinstance(value, list):
+        return "COMPLETING" if "COMPLETING" in value else value[0]
+    if isinstance(value, dict) and "number" in value:
+        return value["number"] if value.get("set") else 0
+    return value
 
 
 def _end_inside(folder: Path) -> None:
@@ -233,7 +255,7 @@ def slurm_cluster(
             accounting=f"AccountingStorageType=accounting_storage/{'slurmdbd' if accounting else 'none'}",
         )
     )
-    conf.write_text(conf.read_text() + accounting + conf_lines)
+    conf.write_text(conf.read_text() + accounting + slurm_suite.conf_lines(SUITE) + conf_lines)
     if submit_lua:
         (folder / "job_submit.lua").write_text(submit_lua)
         conf.write_text(conf.read_text() + "JobSubmitPlugins=lua\n")

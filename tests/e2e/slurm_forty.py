@@ -121,8 +121,7 @@ class Play:
 
     def states(self) -> dict[int, tuple[str, str]]:
         """State and tag of every job Slurm knows."""
-        jobs = json.loads(self.cluster.run("squeue", "--json"))["jobs"]
-        return {job["job_id"]: (job["job_state"], job["admin_comment"]) for job in jobs}
+        return {number: (job["job_state"], job["admin_comment"]) for number, job in self.cluster.jobs().items()}
 
     def losses(self) -> dict[str, list[str]]:
         """The last loss of each training, and of an uninterrupted one."""

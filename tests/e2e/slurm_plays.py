@@ -7,7 +7,6 @@ times. Busy GPU-seconds are those of the jobs that Slurm says run, read four tim
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 import threading
@@ -154,7 +153,7 @@ def run_play(play: LivePlay, *, scheduled: bool) -> Outcome:
             watch.start()
             numbers = _submitted(cluster, play, begun_s)
             watch.join()
-            jobs = json.loads(cluster.run("squeue", "--json", "--states=all"))["jobs"]
+            jobs = list(cluster.jobs().values())
         finally:
             code = 0 if daemon is None else daemon.stop()
         outcome = _outcome(jobs, numbers, begun_s, _integral(samples, end_s))
@@ -226,8 +225,7 @@ def _submitted(cluster: SlurmCluster, play: LivePlay, begun_s: float) -> dict[in
 def _watch(cluster: SlurmCluster, end_s: float, samples: list[tuple[float, int]]) -> None:
     """Time and GPUs of the jobs that run, four times a second."""
     while time.time() < end_s:
-        jobs = json.loads(cluster.run("squeue", "--json"))["jobs"]
-        running = [job for job in jobs if job["job_state"] == "RUNNING"]
+        running = [job for job in cluster.jobs().values() if job["job_state"] == "RUNNING"]
         samples.append((time.time(), sum(int(str(job["tres_per_node"]).rpartition(":")[2]) for job in running)))
         time.sleep(INTERVAL_S)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from joulery.domain.cluster import Hold, JobState, Order, Start, Stop
 from joulery.runtime.schedule.scheduler import release_all
 from tests.e2e.slurm_forty import SHORT, good, play, torch_interpreter
 from tests.e2e.slurm_jobs import JOB, Daemon
-from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+from tests.slurm_cluster import SUITE, SlurmCluster, missing, slurm_cluster
+from tests.slurm_suite import PLUGINS
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -54,8 +54,8 @@ def cluster(tmp_path: Path) -> Iterator[SlurmCluster]:
 
 def states(cluster: SlurmCluster) -> dict[int, tuple[str, str, str]]:
     """State, reason and operator's comment of every job Slurm knows."""
-    jobs = json.loads(cluster.run("squeue", "--json"))["jobs"]
-    return {job["job_id"]: (job["job_state"], job["state_reason"], job["admin_comment"]) for job in jobs}
+    jobs = cluster.jobs().items()
+    return {number: (job["job_state"], job["state_reason"], job["admin_comment"]) for number, job in jobs}
 
 
 def held(cluster: SlurmCluster) -> set[int]:
@@ -195,7 +195,7 @@ def test_arrays_srun_and_heterogeneous_jobs_take_their_turn(tmp_path: Path) -> N
             assert waits.wait(30) == 0, (made.folder / "srun.out").read_text()
         finally:
             assert daemon.stop() == 0, daemon.errors
-        jobs = json.loads(made.run("squeue", "--json", "--states=all"))["jobs"]
+        jobs = list(made.jobs().values())
         begun = {job["job_id"]: job["start_time"] for job in jobs}
         ran = sorted(map(int, (made.folder / "ran").read_text().split()))
         (interactive,) = [job["job_id"] for job in jobs if not job["batch_flag"]]
@@ -251,7 +251,7 @@ def test_an_order_reaches_slurm_the_last_of_it_in_one_call_without_jobs_that_end
     order = jobs[::-1]
     said = open_slurm().apply(Order((*order[:17], 99_999, *order[17:])))
 
-    priorities = {job["job_id"]: job["priority"] for job in json.loads(cluster.run("squeue", "--json"))["jobs"]}
+    priorities = {number: job["priority"] for number, job in cluster.jobs().items()}
     ranks = [priorities[job] for job in order]
     assert len(set(ranks[:16])) == 16 and len(set(ranks[16:])) == 1, ranks
     assert ranks == sorted(ranks, reverse=True)
@@ -322,12 +322,7 @@ def test_job_submit_lua_says_what_users_forget_and_refuses_what_cannot_work(tmp_
 
         def submitted(*options: str) -> dict[str, Any]:
             done = made.run("sbatch", "--parsable", f"--chdir={made.folder}", *options, str(script))
-            (job,) = [
-                job
-                for job in json.loads(made.run("squeue", "--json"))["jobs"]
-                if job["job_id"] == int(done.split("\n")[-2])
-            ]
-            return dict(job)
+            return made.jobs()[int(done.split("\n")[-2])]
 
         plain = submitted("--gres=gpu:2")
         assert (plain["comment"], plain["requeue"]) == ("joulery:min=2,max=2", True)
@@ -382,16 +377,9 @@ def slurmrestd(cluster: SlurmCluster) -> Iterator[Path]:
         folder.chmod(0o777)
         conf = folder / "slurm.conf"
         conf.write_text(Path(cluster.env["SLURM_CONF"]).read_text())
-        command = (
-            "slurmrestd",
-            "-f",
-            str(conf),
-            "-a",
-            "rest_auth/local",
-            "-s",
-            "openapi/v0.0.38",
-            f"unix:{folder}/rest",
-        )
+        newer = ((SUITE or Path("/")) / PLUGINS / "openapi_slurmctld.so").exists()
+        interface = "slurmctld" if newer else "openapi/v0.0.38"
+        command = ("slurmrestd", "-f", str(conf), "-a", "rest_auth/local", "-s", interface, f"unix:{folder}/rest")
         as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", *command)
         with (folder / "log").open("wb") as log:
             env = {**cluster.env, "SLURM_CONF": str(conf)}

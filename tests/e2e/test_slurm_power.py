@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.slurm_jobs import Daemon
 from tests.fakes.nvml import STATE, NvmlFake, gpu
-from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+from tests.slurm_cluster import SLURMD, SlurmCluster, missing, slurm_cluster
 from tests.waiting import ended, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
@@ -47,12 +47,16 @@ SlurmctldParameters=enable_configless,idle_on_node_suspend,power_save_interval=1
 """
 SUSPEND = """\
 #!/bin/bash
-for node in $(scontrol show hostnames $1); do kill $(cat {folder}/slurm/slurmd-$node.pid); done
+for node in $({scontrol} show hostnames $1); do kill $(cat {folder}/slurm/slurmd-$node.pid); done
 """
 RESUME = """\
 #!/bin/bash
-for node in $(scontrol show hostnames $1); do
-  setsid {slurmd} -D -b -N $node -f {folder}/slurm/slurm.conf </dev/null &>> {folder}/resumed.out &
+# Newer versions end what the script leaves in its session: it waits until slurmd has one of its own.
+for node in $({scontrol} show hostnames $1); do
+  rm -f {folder}/$node.up
+  setsid --fork bash -c "touch {folder}/$node.up; exec {slurmd} -D -b -N $node -f {folder}/slurm/slurm.conf" \\
+    </dev/null &>> {folder}/resumed.out
+  until [ -e {folder}/$node.up ]; do sleep 0.02; done
 done
 """
 JOB = """\
@@ -73,8 +77,10 @@ while not os.path.exists("enough"):
 @contextmanager
 def sleeping_cluster(folder: Path) -> Iterator[SlurmCluster]:
     """Three nodes that Slurm suspends by ending their slurmd, and resumes by starting it."""
+    # Slurm's own scripts have a PATH of their own.
+    slurmd = " ".join((str(shutil.which("slurmd")), *SLURMD[1:]))
     for name, script in (("suspend", SUSPEND), ("resume", RESUME)):
-        (folder / name).write_text(script.format(folder=folder, slurmd=shutil.which("slurmd")))
+        (folder / name).write_text(script.format(folder=folder, slurmd=slurmd, scontrol=shutil.which("scontrol")))
         (folder / name).chmod(0o755)
     try:
         lines = POWER_SAVING.format(folder=folder)

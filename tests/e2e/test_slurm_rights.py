@@ -69,7 +69,7 @@ class Site:
 
     def jobs(self) -> dict[int, dict[str, Any]]:
         """What Slurm says of every job."""
-        return {job["job_id"]: job for job in json.loads(self.cluster.run("squeue", "--json"))["jobs"]}
+        return self.cluster.jobs()
 
     def commands_of(self, user: str) -> dict[str, str]:
         """An environment in which Slurm's commands run as that user."""

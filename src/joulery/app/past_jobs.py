@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +25,7 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.months import month_of, next_month_s
 from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.training.node_groups import NodeGroup, groups_of
 from joulery.sim.training.savings import BASE as BASE
 from joulery.sim.training.savings import Savings as Savings
 from joulery.sim.training.savings import Spread as Spread
@@ -219,7 +221,8 @@ def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
 def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
     """The jobs as ``joulery simulate --trace`` reads them: those of :func:`held_gpus`, the first at 0 s.
 
-    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs.
+    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs. There is a column
+    of GPU types where the log names any.
 
     Raises:
         DataError: No job held a GPU.
@@ -230,8 +233,11 @@ def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
     duration_s = (held.elapsed_s * held.gpus).round(3).tolist()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("job_id", "submit_s", "duration_s", "num_gpus"))
-    table.writerows(zip(held.ids, submit_s, duration_s, held.gpus.tolist(), strict=True))
+    columns = {"job_id": held.ids, "submit_s": submit_s, "duration_s": duration_s, "num_gpus": held.gpus.tolist()}
+    if any(job.gpu_type for job in held.jobs):
+        columns["gpu_type"] = tuple(job.gpu_type for job in held.jobs)
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
     with disk_errors(path):
         write_atomically(path, lambda file: file.write(text.getvalue().encode()))
     return len(held.ids)
@@ -295,6 +301,8 @@ class WhatIf:
         samples: How often what the log does not record is drawn.
         node_gpus: GPUs of a node, on which jobs are placed; None to count GPUs, two a node.
         folder: State folder of a scheduler with what agents measured; None for none.
+        nodes: Groups of nodes as ``TYPE:NODESxGPUS,...`` (``a100:2x8,v100:4x4``), in place of ``gpus`` and
+            ``node_gpus``; None where all nodes are alike.
     """
 
     policy: str
@@ -302,6 +310,7 @@ class WhatIf:
     samples: int = 10
     node_gpus: int | None = None
     folder: Path | None = None
+    nodes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +320,14 @@ class SiteSavings:
     Attributes:
         savings: As simulated.
         power: Whose power was measured, learned and assumed.
-        node_gpus: GPUs of a node.
+        node_gpus: GPUs of a node, where all nodes are alike.
+        groups: Groups of nodes with a GPU type each; none where all nodes are alike.
     """
 
     savings: Savings
     power: KnownPower
     node_gpus: int
+    groups: tuple[NodeGroup, ...] = ()
 
 
 def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
@@ -338,9 +349,39 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
     power = known_power(held.jobs, wanted.folder)
     node = node_of(wanted.node_gpus or 2)
     known_w = power.job_w if power.assumed < len(held.jobs) else None
-    machines = SiteMachines(node, known_w, placed=wanted.node_gpus is not None)
+    groups = () if wanted.nodes is None else _groups(wanted)
+    reach = _reach(held.jobs, groups) if groups else None
+    machines = SiteMachines(node, known_w, wanted.node_gpus is not None or bool(groups), groups, reach)
     saved = savings(
         held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
         wanted.samples, machines,
     )  # fmt: skip
-    return SiteSavings(saved, power, node.gpus)
+    return SiteSavings(saved, power, node.gpus, groups)
+
+
+_GROUP = re.compile(r"([\w.-]+):(\d{1,6})x(\d{1,4})")
+
+
+def _groups(wanted: WhatIf) -> tuple[NodeGroup, ...]:
+    """The groups of nodes that a flag names."""
+    if wanted.gpus is not None or wanted.node_gpus is not None:
+        raise ConfigError("--nodes says how many GPUs there are", pointer="--nodes",
+                          hint="leave out --gpus and --node-gpus")  # fmt: skip
+    groups = []
+    for part in (wanted.nodes or "").split(","):
+        match = _GROUP.fullmatch(part.strip())
+        if match is None or not int(match[2]) or not int(match[3]):
+            raise ConfigError("is no group of nodes", pointer="--nodes", got=part,
+                              expected="TYPE:NODESxGPUS, such as a100:2x8,v100:4x4")  # fmt: skip
+        groups.append(NodeGroup(match[1], int(match[2]), node_of(int(match[3]))))
+    return tuple(groups)
+
+
+def _reach(jobs: Sequence[PastJob], groups: Sequence[NodeGroup]) -> IntArray:
+    """The groups that each job may run on: those of the type it ran on, all where the log names none."""
+    known = {kind: groups_of(groups, kind, "") for kind in {job.gpu_type for job in jobs}}
+    for job in jobs:
+        if not known[job.gpu_type]:
+            types = ", ".join(sorted({group.type for group in groups}))
+            raise DataError(f"job {job.id} ran on GPUs of type {job.gpu_type}, --nodes names {types}")
+    return np.array([known[job.gpu_type] for job in jobs], np.int64)

@@ -11,7 +11,15 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, model_va
 from joulery.config.arrivals import ArrivalsConfig, ConstantArrivals, RateStep, increasing
 from joulery.config.carbon import CarbonFile, CarbonTypical
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, SecondsOrZero
+from joulery.config.parsing.quantity import (
+    GramsPerKwhAboveZero,
+    PerSecond,
+    Ratio,
+    Seconds,
+    SecondsOrZero,
+    Watts,
+    WattsAboveZero,
+)
 from joulery.config.parsing.reading import Document, load_document, with_units
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.services import unique
@@ -31,6 +39,8 @@ class SyntheticTrace(Section):
     """Sizes of the jobs: as over a year of the PAI trace, or as on the paper's busy testbed day."""
     days: Annotated[int, Field(ge=1, le=3660)] = 365
     """Number of days."""
+    gpu_types: dict[Name, Ratio] = Field(default_factory=dict)
+    """Share of the jobs that name a GPU type, by type: {a100: 30 %}; the others run on any."""
 
 
 class RecordedTrace(Section):
@@ -38,7 +48,33 @@ class RecordedTrace(Section):
 
     kind: Literal["file"]
     file: InputFile
-    """A CSV file with a header: submit_s and duration_s, one row a job in order of submission; num_gpus is used too."""
+    """A CSV file with a header: submit_s and duration_s, one row a job in order of submission; num_gpus is used
+    too, and gpu_type and partition where the cluster has groups (empty for any)."""
+
+
+class NodeGroupConfig(Section):
+    """Equal nodes with GPUs of one type."""
+
+    type: Name
+    """Type of the GPUs, as jobs name it (--gres=gpu:TYPE:N)."""
+    nodes: Annotated[int, Field(ge=1, le=100_000)]
+    """Number of nodes."""
+    gpus: Annotated[int, Field(ge=1, le=1024)]
+    """GPUs of a node."""
+    partition: Name | None = None
+    """Slurm's partition of the nodes; jobs that name none may run on them anyway."""
+    limit_w: WattsAboveZero = Field(alias="limit", default=350.0)
+    """Power limit of a GPU; jobs take the share of it that was measured on an A40 (modelled)."""
+    idle_w: Watts = Field(alias="idle", default=25.0)
+    """Power of a GPU without a job."""
+    static_w: Watts = Field(alias="static", default=60.0)
+    """Power of the rest of a node that is awake, by GPU."""
+    cpu_w: Watts = Field(alias="cpu", default=60.0)
+    """Power of the CPUs that a busy GPU entails."""
+    asleep_w: Watts = Field(alias="asleep", default=5.0)
+    """Power of a sleeping node, by GPU."""
+    speed_ratio: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = Field(alias="speed", default=1.0)
+    """Speed of a GPU over that on which the trace's durations hold; stated, not measured."""
 
 
 class TrainingCluster(Section):
@@ -46,6 +82,9 @@ class TrainingCluster(Section):
 
     nodes: Annotated[int, Field(ge=1, le=100_000)] = 32
     """Number of nodes."""
+    groups: Annotated[tuple[NodeGroupConfig, ...], Field(max_length=32)] = ()
+    """Groups of nodes with different GPU types or sizes, in the order in which jobs that may run on several take them;
+    they replace nodes and node_gpus."""
     node_gpus: Annotated[int, Field(ge=1, le=1024)] | None = None
     """GPUs of a node, on which jobs are then placed; when left out two GPUs, which are counted over all nodes."""
     restart_s: SecondsOrZero = Field(alias="restart", default=120.0)
@@ -54,6 +93,13 @@ class TrainingCluster(Section):
     """How long a node idles before the schemes that suspend nodes do so."""
     wake_s: SecondsOrZero = Field(alias="wake", default=60.0)
     """How long a suspended node takes to come back."""
+
+    @model_validator(mode="after")
+    def _nodes_or_groups(self) -> TrainingCluster:
+        given = sorted({"nodes", "node_gpus"} & self.model_fields_set)
+        if self.groups and given:
+            raise problem("groups already say how many nodes there are", expected="either", at=(given[0],))
+        return self
 
 
 class TrainingGrid(Section):

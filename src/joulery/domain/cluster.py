@@ -281,6 +281,7 @@ class PastJob:
         elapsed_s: Time it held its resources.
         gpus, cpus, nodes: Resources it held.
         measured_j: Energy the cluster itself measured; NaN where it did not.
+        gpu_type: Type of its GPUs; empty where the accounting names none, or several.
     """
 
     id: str
@@ -297,3 +298,4 @@ class PastJob:
     cpus: int
     nodes: int
     measured_j: float = field(default=float("nan"))
+    gpu_type: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope
-from joulery.adapters.clusters.slurm_commands import Done
+from joulery.adapters.clusters.slurm_commands import Done, command
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest, newest_version
 from joulery.domain.cluster import Hold, JobState
 from joulery.domain.errors import CapabilityError, DataError
@@ -43,7 +43,7 @@ class Service:
         if path == "/openapi/v3":
             return 200, {"paths": {f"/slurm/{version}/jobs": {} for version in self.versions} | {"/openapi": {}}}
         if path.endswith("/jobs"):
-            return 200, json.loads(self.slurm(("squeue", "--json")).out) if not self.broken else {"jbos": []}
+            return 200, json.loads(self.slurm(command("jobs")).out) if not self.broken else {"jbos": []}
         nodes = self.nodes or [
             {
                 "name": name,
@@ -179,7 +179,7 @@ def test_what_is_not_understood_or_not_there_is_said(service: Service, reader: A
     with pytest.raises(DataError, match="not understood"):
         reader().backend.snapshot()
     service.broken, service.versions = False, ("v0.0.36",)
-    with pytest.raises(DataError, match=r"v0\.0\.36; v0\.0\.38 to v0\.0\.42"):
+    with pytest.raises(DataError, match=r"v0\.0\.36; v0\.0\.38 to v0\.0\.45"):
         reader().backend.snapshot()
     service.versions, service.status = ("v0.0.38",), 500
     with pytest.raises(CapabilityError, match="HTTP 500"):
@@ -194,7 +194,7 @@ def test_the_newest_version_both_know() -> None:
         return json.dumps({"paths": {f"/slurm/{version}/jobs/": {} for version in versions}})
 
     assert newest_version(offers("v0.0.38", "v0.0.39", "v0.0.40")) == "v0.0.40"
-    assert newest_version(offers("v0.0.9", "v0.0.41", "v0.0.43", "v0.1.0")) == "v0.0.41"
+    assert newest_version(offers("v0.0.9", "v0.0.42", "v0.0.46", "v0.1.0")) == "v0.0.42"
     for bad in ("", "[]", '{"paths": 3}'):
         with pytest.raises(DataError):
             newest_version(bad)

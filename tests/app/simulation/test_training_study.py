@@ -45,6 +45,70 @@ def test_jobs_are_placed_where_a_scenario_says_how_large_its_nodes_are(tmp_path:
     assert [row["jobs"] for row in rows["placed"]] == [row["jobs"] for row in rows["counted"]]
 
 
+def test_a_cluster_of_several_types_counts_energy_by_type() -> None:
+    ask = (EXAMPLES / "green-types.yaml", "--days", "1", "--policies", "lean,fifo", "--json")
+    for row in json.loads(simulate(*ask).stdout)["results"]:
+        types = row["by_type"]
+        assert [use["type"] for use in types] == ["rtx3090", "v100", "a100"] and all(use["gpus"] >= 16 for use in types)
+        kwh = sum(use["job_energy_kwh"] + use["idle_energy_kwh"] for use in types)
+        assert kwh == pytest.approx(row["cluster_energy_kwh"], rel=1e-9)
+        assert sum(use["job_energy_kwh"] for use in types) == pytest.approx(row["job_energy_kwh"], rel=1e-9)
+    text = simulate(*ask[:-1]).stdout
+    assert "16 nodes of 2 rtx3090" in text and "GPU type" in text
+
+
+GROUPS = """
+cluster:
+  groups:
+  - {type: a100, nodes: 1, gpus: 4, partition: new}
+  - {type: v100, nodes: 2, gpus: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "cluster", "says"),
+    [
+        ("h100,", GROUPS, "no group of nodes has gpu_type 'h100'"),
+        ("a100,old", GROUPS, "no group of nodes has gpu_type 'a100' partition 'old'"),
+        ("a100,new", "cluster: {nodes: 3, groups: [{type: x, nodes: 1, gpus: 1}]}", "groups already say"),
+        ("a100,new", "cluster: {groups: [{type: x, nodes: 0, gpus: 1}]}", "nodes"),
+        ("a100,new", "cluster: {groups: [{type: x, nodes: 1, gpus: 1, limit: 0 W}]}", "limit"),
+        ("v100,new", GROUPS, None),
+        ("a100,", GROUPS, None),
+    ],
+)
+def test_jobs_of_a_file_run_on_the_type_they_name(tmp_path: Path, trace: str, cluster: str, says: str | None) -> None:
+    (tmp_path / "jobs.csv").write_text(f"submit_s,duration_s,num_gpus,gpu_type,partition\n0,900,1,{trace}\n5,900,2,,\n")
+    scenario = tmp_path / "types.yaml"
+    scenario.write_text(
+        f"scenario: 1\nkind: training\ntrace: {{kind: file, file: jobs.csv}}\n{cluster}\n"
+        "regions: [{name: GB, carbon: {kind: typical, zone: GB}}]\npolicies: [fifo]\n"
+    )
+    done = simulate(scenario, "--json")
+    if says is not None:
+        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+        return
+    (row,) = json.loads(done.stdout)["results"]
+    busy = {use["type"]: use["busy_ratio"] > 0 for use in row["by_type"]}
+    assert busy == ({"a100": True, "v100": False} if trace == "a100," else {"a100": True, "v100": True})
+
+
+def test_shares_of_types_are_checked(tmp_path: Path) -> None:
+    for shares, cluster, says in (
+        ("{x: 30 %}", "", "the cluster has no GPU types"),
+        ("{x: 30 %}", GROUPS, "no group has this GPU type"),
+        ("{a100: 80 %, v100: 30 %}", GROUPS, "exceed 100 %"),
+    ):
+        scenario = tmp_path / "types.yaml"
+        scenario.write_text(
+            "scenario: 1\nkind: training\n"
+            f"trace: {{kind: synthetic, days: 1, jobs_per_day: 5, gpu_types: {shares}}}\n{cluster}\n"
+            "regions: [{name: GB, carbon: {kind: typical, zone: GB}}]\n"
+        )
+        done = simulate(scenario)
+        assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
 @pytest.mark.slow
 def test_slack_hours_let_long_jobs_wait(tmp_path: Path) -> None:
     ask = (EXAMPLES / "green-year.yaml", "--days", "2", "--policies", "tiresias,green-sleep")

@@ -172,3 +172,37 @@ def test_statements_by_month_and_account(jobs: Path, tmp_path: Path, capsys: pyt
     code, _, err = run(capsys, *flags, "--what-if", "lean", "--format", "csv")
     assert code == 2 and "--what-if goes with text and json" in err
     assert BY == PAST_BY
+
+
+def test_jobs_stay_on_the_type_of_gpu_that_they_ran_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "jobs.txt"
+    rows = [
+        f"{n}|train|ada|COMPLETED|2026-01-05T0{n}:00:00|2026-01-05T0{n}:00:00|3600|{9 * 10**5 if n < 3 else ''}|"
+        f"cpu=4,gres/gpu={n},gres/gpu:{kind}={n}"
+        for n, kind in ((1, "a100"), (2, "v100"), (3, "a100"))
+    ]
+    log.write_text(
+        "\n".join(("JobID|JobName|User|State|Submit|Start|ElapsedRaw|ConsumedEnergyRaw|AllocTRES", *rows)) + "\n"
+    )
+    flags = ("--from-sacct", str(log), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC",
+             "--what-if", "lean", "--samples", "2")  # fmt: skip
+    code, out, err = run(capsys, *flags, "--nodes", "a100:1x4,v100:2x2", "--json", "--trace", str(tmp_path / "t.csv"))
+    assert code == 0, err
+    answer = json.loads(out)["what_if"]
+    assert (answer["gpus"], answer["placed"], answer["node_gpus"]) == (8, True, None)
+    assert answer["groups"] == [{"type": "a100", "nodes": 1, "gpus": 4}, {"type": "v100", "nodes": 2, "gpus": 2}]
+    assert set(answer["energy_by_type_change_ratio"]) == {"a100", "v100"}
+    assert answer["power_of_jobs"] == {"measured": 2, "learned": 1, "assumed": 0}, "from the same type alone"
+    assert (tmp_path / "t.csv").read_text().splitlines()[1].endswith(",1,a100")
+    code, out, _ = run(capsys, *flags, "--nodes", "a100:1x4,v100:2x2")
+    assert "1 nodes of 4 a100 and 2 nodes of 2 v100" in out and "Jobs stay on the type they ran on" in out
+    for nodes, more, says in (
+        ("a100:1x4", (), "job 2 ran on GPUs of type v100, --nodes names a100"),
+        ("a100:1x2,v100:1x2", (), "asks for 3 GPUs"),
+        ("a100:4", (), "is no group of nodes"),
+        ("a100:0x4", (), "is no group of nodes"),
+        ("", (), "is no group of nodes"),
+        ("a100:1x4,v100:2x2", ("--gpus", "8"), "--nodes says how many GPUs there are"),
+    ):
+        code, _, err = run(capsys, *flags, "--nodes", nodes, *more)
+        assert code == 2 and says in err, err

@@ -124,6 +124,7 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         return "neither start nor end"
     tres = row.get("alloctres") or row.get("reqtres", "")
     held = dict(part.partition("=")[::2] for part in tres.split(",") if "=" in part)
+    gpus = parse_gpus(tres)
     return PastJob(
         id=number,
         name=row.get("jobname", ""),
@@ -135,7 +136,8 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         start_s=start_s,
         end_s=start_s + elapsed_s,
         elapsed_s=elapsed_s,
-        gpus=parse_gpus(tres).total,
+        gpus=gpus.total,
+        gpu_type=gpus.type,
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),

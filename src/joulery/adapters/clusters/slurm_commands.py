@@ -16,7 +16,7 @@ from joulery.domain.errors import ActuationError, CapabilityError
 
 READS: Mapping[str, str] = MappingProxyType(
     {
-        "jobs": "squeue --json",
+        "jobs": "squeue --json --states=all",
         "jobs as text": "squeue -h -a -O {columns}",
         "job as text": "squeue -h -a -j {job} -O {columns}",
         "nodes": "sinfo -h -N -O {columns}",

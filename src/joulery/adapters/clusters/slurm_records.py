@@ -283,6 +283,8 @@ def _output(job: Mapping[str, Any]) -> str:
     letters = {"j": number, "A": number, "x": _text(job.get("name")), "u": _text(job.get("user_name"))}
     for letter, value in letters.items():
         said = said.replace(f"%{letter}", value)
+    if said and folder and not said.startswith("/"):  # 26.05 writes it as it was asked for
+        said = f"{folder}/{said}"
     return "" if "%" in said else said
 
 

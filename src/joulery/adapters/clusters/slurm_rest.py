@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 _VERSION = re.compile(r"/slurm/v(\d+)\.(\d+)\.(\d+)/jobs/?")
-_OLDEST, _NEWEST = (0, 0, 38), (0, 0, 42)
+_OLDEST, _NEWEST = (0, 0, 38), (0, 0, 45)
 _TOKEN = re.compile(r"SLURM_JWT=(\S+)")
 _UNANSWERED = "NOT_RESPONDING"
 _FLAGS = (
@@ -157,7 +157,7 @@ def newest_version(openapi: str) -> str:
     known = [version for version in offered if _OLDEST <= version <= _NEWEST]
     if not known:
         said = ", ".join("v" + ".".join(map(str, version)) for version in offered) or "no interface of Slurm"
-        raise DataError(f"slurmrestd offers {said}; v0.0.38 to v0.0.42 are known here")
+        raise DataError(f"slurmrestd offers {said}; v0.0.38 to v0.0.45 are known here")
     return "v" + ".".join(map(str, known[-1]))
 
 
@@ -197,8 +197,8 @@ def _line(node: Mapping[str, Any], partition: str) -> str:
 
 
 def _cpus_state(node: Mapping[str, Any]) -> str:
-    """As sinfo prints it; empty where the service does not say."""
-    idle, cpus = node.get("idle_cpus"), node.get("cpus")
+    """As sinfo prints it; empty where the service does not say. 23.11 renamed idle_cpus."""
+    idle, cpus = node.get("alloc_idle_cpus", node.get("idle_cpus")), node.get("cpus")
     return "" if idle is None or cpus is None else f"{cpus - idle}/{idle}/0/{cpus}"
 
 

@@ -26,7 +26,7 @@ class KnownPower:
     Attributes:
         job_w: W, float64[n]; NaN where unknown.
         measured, learned, assumed: Jobs whose power the cluster measured, jobs that have that of others of the same
-            owner and name, and the rest.
+            owner and name on the same GPU type, and the rest.
         implausible: Measurements that are none: below 10 or above 3000 W per GPU.
     """
 
@@ -51,17 +51,18 @@ def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPow
     low_w, high_w = _PLAUSIBLE_W
     implausible = ~np.isnan(own_w) & ((own_w < low_w) | (own_w > high_w))
     own_w[implausible] = np.nan
-    seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for job, watts in zip(jobs, own_w.tolist(), strict=True):
+    # Jobs of one name take another power on another type of GPU. A scheduler's log says no types.
+    several = len({job.gpu_type for job in jobs}) > 1
+    kinds = [(job.owner, job.name, job.gpu_type if several else "") for job in jobs]
+    seen: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    for job, kind, watts in zip(jobs, kinds, own_w.tolist(), strict=True):
         if not math.isnan(watts):
-            seen.setdefault((job.owner, job.name), []).append(
-                (watts * job.elapsed_s * job.gpus, job.elapsed_s * job.gpus)
-            )
-    for kind, joules, slot_s in _ended(folder):
+            seen.setdefault(kind, []).append((watts * job.elapsed_s * job.gpus, job.elapsed_s * job.gpus))
+    for (owner, name), joules, slot_s in _ended(folder):
         if low_w <= joules / slot_s <= high_w:
-            seen.setdefault(kind, []).append((joules, slot_s))
+            seen.setdefault((owner, name, ""), []).append((joules, slot_s))
     mean_w = {kind: sum(j for j, _ in rows) / sum(s for _, s in rows) for kind, rows in seen.items()}
-    kind_w = np.array([mean_w.get((job.owner, job.name), math.nan) for job in jobs], np.float64)
+    kind_w = np.array([mean_w.get(kind, math.nan) for kind in kinds], np.float64)
     learned = np.isnan(own_w) & ~np.isnan(kind_w)
     job_w = np.where(np.isnan(own_w), kind_w, own_w)
     measured = int(np.sum(~np.isnan(own_w)))

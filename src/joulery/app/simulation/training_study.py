@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation.node_groups import mean_rows, node_groups, type_rows, type_table, with_groups
 from joulery.app.wiring.hourly_intensity import forecast_hours, hourly_series
 from joulery.config.carbon import CarbonFile, carbon_from_flags
 from joulery.config.parsing.quantity import RATIO, flag_quantity
@@ -64,6 +65,7 @@ class _Row:
             "rescales": run.rescales,
             "most_gpus": run.most_gpus,
             "fragmented_gpu_s": run.fragmented_gpu_s,
+            "by_type": type_rows(run),
             "with_deadline": self.with_deadline,
             "late": self.late,
             "digest": run.digest,
@@ -121,7 +123,7 @@ def _trace(scenario: TrainingScenario, overrides: Overrides, streams: Streams) -
     days = _whole(overrides.inputs["days"], "--days", least=1) if "days" in overrides.inputs else None
     file = overrides.path("trace")
     trace = scenario.trace if file is None else RecordedTrace.model_construct(kind="file", file=file)
-    return jobs_of(trace, streams, days)
+    return with_groups(jobs_of(trace, streams, days), trace, node_groups(scenario), streams)
 
 
 def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int | None = None) -> Jobs:
@@ -164,6 +166,7 @@ def _rows(
         nodes=scenario.cluster.nodes,
         node=node_of(scenario.cluster.node_gpus or 2),
         placed=scenario.cluster.node_gpus is not None,
+        groups=node_groups(scenario),
         restart_s=scenario.cluster.restart_s,
         window_s=scenario.window_s,
         sleep_after_s=scenario.cluster.sleep_after_s,
@@ -233,7 +236,7 @@ def _view(
 ) -> list[Paragraph | ResultTable]:
     heading = paragraph(
         (f"{scenario.name}: ", "bold"),
-        f"{rows[0].jobs} jobs on {scenario.cluster.nodes} nodes of {scenario.cluster.node_gpus or 2} GPUs, "
+        f"{rows[0].jobs} jobs on {_machines(scenario)}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}; "
         f"changes are against {policies[0]}",
         f"; slack {slack_s / 3600.0:g} h for jobs over {scenario.slack_over_s / 3600.0:g} h" if slack_s else "",
@@ -242,10 +245,20 @@ def _view(
     for region, series in grids.items():
         parts.append(paragraph("\n", (region, "bold"), f"  {series.scope} intensity, {series.source}"))
         parts.append(_table(region, rows, policies))
+        if scenario.cluster.groups:
+            types = [(policy, mean_rows([row["by_type"] for row in _of(rows, region, policy)])) for policy in policies]
+            parts.append(type_table(types))
     if slack_s:
         parts.append(paragraph("\n", _lateness(rows, policies)))
     about = [f"{policy}: {scheme(policy).about} ({scheme(policy).live})" for policy in policies]
     return [*parts, paragraph(("\n" + "\n".join(about), "dim")), paragraph(("every number is simulated", "dim"))]
+
+
+def _machines(scenario: TrainingScenario) -> str:
+    cluster = scenario.cluster
+    if cluster.groups:
+        return " and ".join(f"{group.nodes} nodes of {group.gpus} {group.type}" for group in cluster.groups)
+    return f"{cluster.nodes} nodes of {cluster.node_gpus or 2} GPUs"
 
 
 def _lateness(rows: Sequence[_Row], policies: Sequence[str]) -> str:

@@ -232,6 +232,8 @@ BytesPerSecond = Annotated[float, Quantity(BANDWIDTH, open_low=True)]
 """A bandwidth above zero, bytes a second."""
 Watts = Annotated[float, Quantity(POWER)]
 """A power of zero or more, watts."""
+WattsAboveZero = Annotated[float, Quantity(POWER, open_low=True)]
+"""A power above zero, watts."""
 Megahertz = Annotated[float, Quantity(CLOCK, open_low=True)]
 """A clock above zero, MHz."""
 UsdPerHour = Annotated[float, Quantity(PRICE, open_low=True)]

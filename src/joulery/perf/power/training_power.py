@@ -6,7 +6,7 @@ busy fraction against placement on T4 nodes (Pollux, OSDI'21 artifact). The comb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import ConfigError
+
+RTX3090_W = 350.0
+"""Power limit of the board."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +31,7 @@ class JobClass:
             1 on one GPU. The speed-up on n GPUs is ``n · busy_ratio[n - 1] / time_ratio``.
         time_ratio: Time a step takes against that at full power; above 1 under a power limit.
         measured_as: The measured class whose response to power limits and to wider batches it has; itself when empty.
+        board_w: Power limit of the boards it runs on, W.
     """
 
     name: str
@@ -35,6 +39,7 @@ class JobClass:
     busy_ratio: FloatArray
     time_ratio: float = 1.0
     measured_as: str = ""
+    board_w: float = RTX3090_W
 
     @property
     def measured_name(self) -> str:
@@ -118,6 +123,41 @@ def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
     )
 
 
+def on_boards(classes: tuple[JobClass, ...], limit_w: float, speed_ratio: float) -> tuple[JobClass, ...]:
+    """The classes on GPUs of another type: the same share of the board's power limit, and so many times the speed.
+
+    Args:
+        classes: As they are on their own boards.
+        limit_w: Power limit of the other boards, W.
+        speed_ratio: Their speed over that of the boards on which durations are stated.
+    """
+    return tuple(
+        job
+        if job.board_w == limit_w and speed_ratio == 1.0
+        else replace(
+            job, gpu_w=job.gpu_w * (limit_w / job.board_w), board_w=limit_w, time_ratio=job.time_ratio / speed_ratio
+        )
+        for job in classes
+    )
+
+
+def stacked(tables: Sequence[PowerTable]) -> PowerTable:
+    """One table with the rows of several, in order; the table itself where it is one.
+
+    Raises:
+        ConfigError: They differ in how many GPUs they know.
+    """
+    if len(tables) == 1:
+        return tables[0]
+    if len({table.speedup.shape[1] for table in tables}) != 1:
+        raise ConfigError("power tables must all know the same numbers of GPUs")
+    columns = ("speedup", "gpu_w", "job_w", "degradation")
+    return PowerTable(
+        tuple(job for table in tables for job in table.classes),
+        **{name: _frozen(np.concatenate([getattr(table, name) for table in tables])) for name in columns},
+    )
+
+
 def widened(classes: tuple[JobClass, ...], gpus: int) -> tuple[JobClass, ...]:
     """The classes for up to so many GPUs: beyond what was measured each further GPU is as busy as the last one was."""
 
@@ -131,13 +171,14 @@ def widened(classes: tuple[JobClass, ...], gpus: int) -> tuple[JobClass, ...]:
 
 
 def _with_zero(column: npt.NDArray[np.float64], first: float) -> FloatArray:
-    table = np.concatenate((np.full((len(column), 1), first), column), axis=1)
+    return _frozen(np.concatenate((np.full((len(column), 1), first), column), axis=1))
+
+
+def _frozen(table: npt.NDArray[np.float64]) -> FloatArray:
     table.flags.writeable = False
     return table
 
 
-RTX3090_W = 350.0
-"""Power limit of the board."""
 _VISION = (1.0, 0.898, 0.686, 0.729, 0.759, 0.828, 0.729, 0.759)
 _IMAGENET = (1.0, 0.993, 0.837, 0.724, 0.862, 0.838, 0.823, 0.824)
 _SPEECH = (1.0, 0.942, 0.806, 0.723, 0.839, 0.829, 0.797, 0.718)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Policy
 from joulery.policies.training.allocation import ClusterView
+from joulery.sim.core.kernel import Kernel
+from joulery.sim.training.mixed_plant import MixedPlant
 from joulery.sim.training.plant import Cluster, Jobs, Plant, Watch
+from joulery.sim.training.type_use import TypeUse, by_type, group_uses
 
 _PATIENCE_S = 366 * 86_400.0
 """How long a cluster may stand idle with jobs waiting before the plant gives up."""
@@ -31,11 +35,12 @@ class TrainingRun:
         makespan_s: When the last job ended.
         peak_w: Highest power of the cluster.
         preemptions, rescales: How often a running job was stopped, and resized.
-        most_gpus: Most GPUs in use at once.
+        most_gpus: Most GPUs in use at once; of several pools, the sum of what each used at most.
         digest: Hash of all decisions; equal for equal schedules.
         fragmented_gpu_s: GPU-seconds that were free in sum, on too many nodes for any waiting job; 0 where GPUs are
             counted.
         power_timeline: Cluster power, ``(from s, W)`` at every change, float64[m, 2]; none unless watched.
+        by_type: The same energy and carbon by GPU type; empty where the cluster names no types.
     """
 
     finish_s: FloatArray
@@ -52,6 +57,7 @@ class TrainingRun:
     digest: str
     power_timeline: FloatArray
     fragmented_gpu_s: float = 0.0
+    by_type: tuple[TypeUse, ...] = ()
 
     @property
     def cluster_kwh(self) -> float:
@@ -62,6 +68,25 @@ class TrainingRun:
     def cluster_kg(self) -> float:
         """Carbon of the cluster until the last job ended, kg."""
         return float(np.sum(self.job_kg)) + self.idle_kg
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterPart:
+    """A part of a cluster, with the jobs that may run there alone.
+
+    Attributes:
+        cluster: Its nodes.
+        jobs: Its jobs.
+        numbers: Their places among all jobs, int64[n].
+        policy: Decides at every round.
+        start_s: Earliest start of a job given its submission and duration; None where it may start at once.
+    """
+
+    cluster: Cluster
+    jobs: Jobs
+    numbers: IntArray
+    policy: Policy[Any, ClusterView]
+    start_s: Callable[[float, float], float] | None = None
 
 
 def run_training_cluster(
@@ -86,29 +111,79 @@ def run_training_cluster(
     Raises:
         DataError: A job can never run, and the plant would not end.
     """
-    plant = Plant(cluster, jobs, policy, period_s, start_s, watch)
+    pool = ClusterPart(cluster, jobs, np.arange(len(jobs)), policy, start_s)
+    return run_training_pools((pool,), period_s=period_s, watch=watch)
+
+
+def run_training_pools(
+    pools: Sequence[ClusterPart], *, period_s: float | None = 1800.0, watch: Watch | None = None
+) -> TrainingRun:
+    """Run the pools of a cluster side by side, in one time, until the last job of all ends.
+
+    Args:
+        pools: At least one.
+        period_s, watch: As for :func:`run_training_cluster`; rounds are watched pool by pool.
+
+    Raises:
+        DataError: A job can never run, and the plant would not end.
+    """
+    kernel, plants = Kernel(), list[Plant]()
+    for at, pool in enumerate(pools):
+        made = MixedPlant if len(pool.cluster.groups) > 1 else Plant
+        tag = f"{at} " if len(pools) > 1 else ""
+        plants.append(made(pool.cluster, pool.jobs, pool.policy, period_s, pool.start_s, watch, kernel, tag))
+    for plant in plants:
+        plant.others = tuple(other for other in plants if other is not plant)
+    timeline = _one_timeline(plants)
     progress_s = 0.0
-    while plant.unfinished:
-        before = plant.unfinished
-        plant.kernel.run(until_s=plant.kernel.now_s + 86_400.0)
-        if plant.unfinished < before or plant.free < cluster.gpus or not plant.active:
-            progress_s = plant.kernel.now_s
-        elif plant.kernel.now_s - progress_s > _PATIENCE_S:
-            raise DataError(f"{plant.unfinished} jobs never start under this policy")
-    makespan_s = float(np.max(plant.finish_s)) if len(jobs) else 0.0
+    while not plants[0].ended:
+        before = sum(plant.unfinished for plant in plants)
+        kernel.run(until_s=kernel.now_s + 86_400.0)
+        unfinished = sum(plant.unfinished for plant in plants)
+        busy = any(plant.free < plant.cluster.gpus for plant in plants)
+        if unfinished < before or busy or not any(plant.active for plant in plants):
+            progress_s = kernel.now_s
+        elif kernel.now_s - progress_s > _PATIENCE_S:
+            raise DataError(f"{unfinished} jobs never start under this policy")
+    return _outcome(pools, plants, timeline)
+
+
+def _one_timeline(plants: Sequence[Plant]) -> list[tuple[float, float]]:
+    """The list to which all plants append the cluster's power; empty and theirs alone where nothing is watched."""
+    started = [plant.power_timeline for plant in plants if plant.power_timeline is not None]
+    if not started:
+        return []
+    timeline = [(0.0, sum(entries[0][1] for entries in started))]
+    for plant in plants:
+        plant.power_timeline = timeline
+    return timeline
+
+
+def _outcome(pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: list[tuple[float, float]]) -> TrainingRun:
+    n = sum(len(pool.jobs) for pool in pools)
+    finish_s, jct_s, job_j, job_kg = (np.zeros(n) for _ in range(4))
+    for pool, plant in zip(pools, plants, strict=True):
+        finish_s[pool.numbers], jct_s[pool.numbers] = plant.finish_s, plant.finish_s - pool.jobs.submit_s
+        job_j[pool.numbers], job_kg[pool.numbers] = plant.job_j, plant.job_kg
+    makespan_s = float(np.max(finish_s)) if n else 0.0
+    for plant in plants:
+        plant.settle(makespan_s)
+    digests = [plant.hash.hexdigest() for plant in plants]
+    digest = digests[0] if len(digests) == 1 else blake2b("".join(digests).encode(), digest_size=16).hexdigest()
     return TrainingRun(
-        finish_s=plant.finish_s,
-        jct_s=plant.finish_s - jobs.submit_s,
-        job_j=plant.job_j,
-        job_kg=plant.job_kg,
-        idle_j=plant.idle_j,
-        idle_kg=plant.idle_kg,
+        finish_s=finish_s,
+        jct_s=jct_s,
+        job_j=job_j,
+        job_kg=job_kg,
+        idle_j=sum(plant.idle_j for plant in plants),
+        idle_kg=sum(plant.idle_kg for plant in plants),
         makespan_s=makespan_s,
-        peak_w=plant.peak_w,
-        preemptions=plant.preemptions,
-        rescales=plant.rescales,
-        most_gpus=plant.most_gpus,
-        digest=plant.hash.hexdigest(),
-        power_timeline=np.array(plant.power_timeline or [], np.float64).reshape(-1, 2),
-        fragmented_gpu_s=plant.fragmented_gpu_s,
+        peak_w=max(plant.peak_w for plant in plants),
+        preemptions=sum(plant.preemptions for plant in plants),
+        rescales=sum(plant.rescales for plant in plants),
+        most_gpus=sum(plant.most_gpus for plant in plants),
+        digest=digest,
+        power_timeline=np.array(timeline, np.float64).reshape(-1, 2),
+        fragmented_gpu_s=sum(plant.fragmented_gpu_s for plant in plants),
+        by_type=by_type([use for plant in plants for use in group_uses(plant)]),
     )

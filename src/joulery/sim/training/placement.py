@@ -36,6 +36,10 @@ class NodePool:
         """Whether a job of so many GPUs finds its nodes."""
         return self._place(gpus) is not None
 
+    def wakes(self, gpus: int) -> bool:
+        """Whether a job of so many GPUs, which must fit, would wake a node."""
+        return any(self._asleep[node] for node, _ in self._place(gpus) or ())
+
     def take(self, job: int, gpus: int) -> bool:
         """Give a job its nodes; it must fit. Returns whether one of them had to wake."""
         placed = self._place(gpus)

@@ -28,6 +28,7 @@ from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
+from joulery.sim.training.node_groups import NodeGroup
 from joulery.sim.training.placement import NodePool
 
 
@@ -43,6 +44,7 @@ class Jobs:
         max_gpus: Most GPUs it may use, int64[n].
         deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
             one.
+        groups: The groups of nodes it may run on, the first group's bit lowest, int64[n]; None where it may on all.
     """
 
     submit_s: FloatArray
@@ -51,6 +53,7 @@ class Jobs:
     requested: IntArray
     max_gpus: IntArray
     deadline_s: FloatArray | None = None
+    groups: IntArray | None = None
 
     def __post_init__(self) -> None:
         if bool(np.any(np.diff(self.submit_s) < 0)):
@@ -90,6 +93,8 @@ class Cluster:
         learning_s: How long jobs run at full power before their limit is known, s: those that never ran, and those that
             go on; each float64[kinds], infinite where the kind has no limit. None where limits are known at once.
         placed: Whether a job needs nodes with room for it; otherwise any free GPUs will do.
+        groups: Its groups of nodes where they differ; ``nodes`` and ``node`` then say nothing, and ``table`` has the
+            rows of one group after those of another.
     """
 
     nodes: int
@@ -105,11 +110,12 @@ class Cluster:
     silent: bool = False
     learning_s: tuple[FloatArray, FloatArray] | None = None
     placed: bool = False
+    groups: tuple[NodeGroup, ...] = ()
 
     @property
     def gpus(self) -> int:
         """GPUs in all."""
-        return self.nodes * self.node.gpus
+        return sum(group.gpus for group in self.groups) if self.groups else self.nodes * self.node.gpus
 
 
 class Plant:
@@ -123,9 +129,12 @@ class Plant:
         period_s: float | None,
         start_s: Callable[[float, float], float] | None,
         watch: Watch | None = None,
+        kernel: Kernel | None = None,
+        tag: str = "",
     ) -> None:
-        self.cluster, self.jobs, self.kernel = cluster, jobs, Kernel()
+        self.cluster, self.jobs, self.kernel, self.tag = cluster, jobs, Kernel() if kernel is None else kernel, tag
         n = len(jobs)
+        self.row, self.others = jobs.kind.copy(), ()
         self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
         self.lifted, self.full_power = [False] * n, False
         self.gpus_of = np.zeros(n, np.int64)
@@ -145,7 +154,7 @@ class Plant:
         self.slowdown = np.array([job.time_ratio for job in cluster.table.classes])
         self.awake = cluster.nodes
         self.idle_nodes: deque[float] = deque([0.0] * cluster.nodes)
-        self.pool = NodePool(cluster.nodes, cluster.node.gpus) if cluster.placed else None
+        self.pool = self._nodes()
         self.unplaced_gpus, self.fragmented_gpu_s = 0, 0.0
         self.choose_start_s = start_s
         self.power_w, self.peak_w = 0.0, 0.0
@@ -155,23 +164,43 @@ class Plant:
         self.unfinished = n
         self.ended_s: deque[float] = deque(maxlen=ENDED_JOBS)
         self.hash = hashlib.blake2b(digest_size=16)
-        self.kernel.on("done", Rank.COMPLETION, self._done)
-        self.kernel.on("sleep", Rank.COMPLETION, self._sleep)
-        self.kernel.on("limit", Rank.COMPLETION, self._limit)
-        self.kernel.on("submit", Rank.ARRIVAL, self._submit)
-        self.kernel.on("release", Rank.ARRIVAL, self._release)
-        self.kernel.feed(jobs.submit_s, "submit")
+        self.kernel.on(tag + "done", Rank.COMPLETION, self._done)
+        self.kernel.on(tag + "sleep", Rank.COMPLETION, self._sleep)
+        self.kernel.on(tag + "limit", Rank.COMPLETION, self._limit)
+        self.kernel.on(tag + "submit", Rank.ARRIVAL, self._submit)
+        self.kernel.on(tag + "release", Rank.ARRIVAL, self._release)
+        self.kernel.feed(jobs.submit_s, tag + "submit")
         if cluster.sleep_after_s < math.inf:
-            self.kernel.at(cluster.sleep_after_s, "sleep")
+            self.kernel.at(cluster.sleep_after_s, self.tag + "sleep")
         self.power_timeline: list[tuple[float, float]] | None = None if watch is None else [(0.0, self._idle_w())]
-        self.driver = Driver(self.kernel, "scheduler", policy, self._view, self._act, period_s=period_s, watch=watch)
+        self.driver = Driver(
+            self.kernel, f"{tag}scheduler", policy, self._view, self._act, period_s=period_s, watch=watch
+        )
+
+    row: IntArray
+    """Row of the power table of each job."""
+    others: tuple[Plant, ...]
+    """The other pools of the same cluster: idle energy ends with the last job of all, and power adds up."""
+
+    def _nodes(self) -> NodePool | None:
+        """The nodes, where jobs are placed on them."""
+        return NodePool(self.cluster.nodes, self.cluster.node.gpus) if self.cluster.placed else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last job of the cluster has ended."""
+        return not self.unfinished and not any(other.unfinished for other in self.others)
+
+    def settle(self, now_s: float) -> None:
+        """Count idle power up to the end of the cluster's last job."""
+        self._idle(now_s)
 
     def _submit(self, now_s: float, job: int) -> None:
         if self.choose_start_s is None:
             self._release(now_s, job)
         else:
             start_s = self.choose_start_s(now_s, float(self.jobs.work_s[job]))
-            self.kernel.at(max(now_s, start_s), "release", job)
+            self.kernel.at(max(now_s, start_s), self.tag + "release", job)
 
     def _release(self, now_s: float, job: int) -> None:
         self.active[job] = None
@@ -206,8 +235,8 @@ class Plant:
         self.driver.poke()
 
     def _start_waiting(self, now_s: float) -> None:
-        if self.pool is not None:
-            self._place_waiting(now_s, self.pool)
+        if self.cluster.placed:
+            self._place_waiting(now_s)
             return
         if not (self.passive and self.free and self.waiting):
             return
@@ -215,28 +244,35 @@ class Plant:
         for job, gpus in started:
             self._start(now_s, job, gpus)
 
-    def _place_waiting(self, now_s: float, pool: NodePool) -> None:
+    def _place_waiting(self, now_s: float) -> None:
         """Start the waiting jobs that find their nodes, in order; free GPUs that hold none of the rest are counted."""
-        if not self.unfinished:  # idle energy ends with the last job
+        if self.ended:  # idle energy ends with the last job
             return
         self._idle(now_s)
         left = []
         for job, gpus in self.waiting:
-            if self.passive and gpus <= self.free and pool.fits(gpus):
+            if self.passive and gpus <= self.free and self._fits(job, gpus):
                 self._start(now_s, job, gpus)
             else:
                 left.append((job, gpus))
         self.waiting = left
-        scattered = self.passive and any(gpus <= self.free for _, gpus in left)
-        self.unplaced_gpus = self.free if scattered else 0
+        self.unplaced_gpus = self._scattered(left) if self.passive else 0
+
+    def _fits(self, job: int, gpus: int) -> bool:
+        """Whether a job finds its nodes; always where GPUs are counted."""
+        return self.pool is None or self.pool.fits(gpus)
+
+    def _scattered(self, waiting: list[tuple[int, int]]) -> int:
+        """Free GPUs that would do for a waiting job if they were on fewer nodes."""
+        return self.free if any(gpus <= self.free for _, gpus in waiting) else 0
 
     def _start(self, now_s: float, job: int, gpus: int) -> None:
         """Give a job GPUs; one that has run before restarts first."""
         self._idle(now_s)
-        kind = int(self.jobs.kind[job])
         restart_s = self.cluster.restart_s if self.executed_s[job] > 0 else 0.0
         if self._occupy(job, gpus):
             restart_s = max(restart_s, self.cluster.wake_s)
+        kind = int(self.row[job])
         self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
         self.since_integral[job] = self._integral(now_s)
         self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
@@ -247,29 +283,29 @@ class Plant:
         self._note_power(now_s)
         self.version[job] += 1
         finish_s = now_s + restart_s + self.left_s[job] / float(table.speedup[kind, gpus])
-        self.kernel.at(finish_s, "done", (job, self.version[job]))
+        self.kernel.at(finish_s, self.tag + "done", (job, self.version[job]))
         if learning_s > 0 and now_s + restart_s + learning_s < finish_s:
-            self.kernel.at(now_s + restart_s + learning_s, "limit", (job, self.version[job]))
+            self.kernel.at(now_s + restart_s + learning_s, self.tag + "limit", (job, self.version[job]))
         self.hash.update(f"{now_s:.6f},{job},{gpus};".encode())
 
     def _learning_s(self, job: int) -> float:
         """How long a job that starts now runs at full power; 0 where its limit is known."""
         learning_s = self.cluster.learning_s
-        return 0.0 if learning_s is None else float(learning_s[int(self.executed_s[job] > 0)][self.jobs.kind[job]])
+        return 0.0 if learning_s is None else float(learning_s[int(self.executed_s[job] > 0)][self.row[job]])
 
     def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
         """A job's power limit is learned: from now on it runs under it."""
         job, version = payload
         if version != self.version[job]:
             return
-        kind, gpus = int(self.jobs.kind[job]), int(self.gpus_of[job])
+        kind, gpus = int(self.row[job]), int(self.gpus_of[job])
         self._account(now_s, job)
         self.lifted[job] = False
         self.power_w += float(self.tables[0].job_w[kind, gpus] - self.tables[1].job_w[kind, gpus])
         self._note_power(now_s)
         self.version[job] += 1
         finish_s = now_s + self.left_s[job] / float(self.tables[0].speedup[kind, gpus])
-        self.kernel.at(finish_s, "done", (job, self.version[job]))
+        self.kernel.at(finish_s, self.tag + "done", (job, self.version[job]))
         self.hash.update(f"{now_s:.6f},{job},limit;".encode())
 
     def _stop(self, now_s: float, job: int) -> None:
@@ -277,7 +313,7 @@ class Plant:
         self._idle(now_s)
         self._account(now_s, job)
         gpus = int(self.gpus_of[job])
-        self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.jobs.kind[job]), gpus])
+        self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.row[job]), gpus])
         self.gpus_of[job] = 0
         self._vacate(now_s, job, gpus)
         self._note_power(now_s)
@@ -285,7 +321,7 @@ class Plant:
         self.hash.update(f"{now_s:.6f},{job},0;".encode())
 
     def _account(self, now_s: float, job: int) -> None:
-        kind, gpus, since_s = int(self.jobs.kind[job]), int(self.gpus_of[job]), float(self.since_s[job])
+        kind, gpus, since_s = int(self.row[job]), int(self.gpus_of[job]), float(self.since_s[job])
         elapsed_s, table = now_s - since_s, self.tables[self.lifted[job]]
         power_w = float(table.job_w[kind, gpus])
         self.job_j[job] += power_w * elapsed_s
@@ -317,6 +353,8 @@ class Plant:
     def _note_power(self, now_s: float) -> None:
         """The power has changed."""
         power_w = self.power_w + self._idle_w()
+        for other in self.others:
+            power_w += other.power_w + other._idle_w()
         self.peak_w = max(self.peak_w, power_w)
         if self.power_timeline is not None:
             self.power_timeline.append((now_s, power_w))
@@ -348,18 +386,18 @@ class Plant:
         if self.pool is not None:
             self.free += gpus
             if self.pool.give(job, now_s) and self.cluster.sleep_after_s < math.inf:
-                self.kernel.at(now_s + self.cluster.sleep_after_s, "sleep")
+                self.kernel.at(now_s + self.cluster.sleep_after_s, self.tag + "sleep")
             return
         before = self._needed()
         self.free += gpus
         for _ in range(before - self._needed()):
             self.idle_nodes.append(now_s)
             if self.cluster.sleep_after_s < math.inf:
-                self.kernel.at(now_s + self.cluster.sleep_after_s, "sleep")
+                self.kernel.at(now_s + self.cluster.sleep_after_s, self.tag + "sleep")
 
     def _sleep(self, now_s: float, _payload: object) -> None:
         """Suspend the nodes that have idled long enough; after the last job nothing is counted any more."""
-        if not self.unfinished:
+        if self.ended:
             return
         self._idle(now_s)
         if self.pool is not None:
@@ -398,7 +436,7 @@ class Plant:
             attained_gpu_s=self.attained_s[job],
             remaining_s=np.full(len(job), np.nan) if self.cluster.silent else self.left_s[job],
             footprint_kg=self.job_kg[job],
-            degradation=np.where(measured, table.degradation[kind, gpus], np.nan),
+            degradation=np.where(measured, table.degradation[self.row[job], gpus], np.nan),
             gpu_w=self.gpu_w[job],
             deadline_s=None if deadlines is None else deadlines[job],
             slowdown=None if deadlines is None else self.slowdown[kind],
@@ -424,9 +462,9 @@ class Plant:
         unplaced = []
         for job, gpus in run.items():
             if self.gpus_of[job] == 0:
-                if self.pool is None or self.pool.fits(gpus):
+                if self._fits(job, gpus):
                     self._start(now_s, job, gpus)
-                elif had.get(job) and self.pool.fits(had[job]):
+                elif had.get(job) and self._fits(job, had[job]):
                     self._start(now_s, job, had[job])  # no place for its new size
                 else:
                     unplaced.append((job, gpus))
@@ -434,7 +472,7 @@ class Plant:
         self.newcomer_gpus = dict(allocation.newcomer_gpus)
         self.passive, self.as_requested = allocation.passive, allocation.newcomers_as_requested
         self.hold_slack_s, self.hold_gpus = allocation.hold_slack_s, allocation.hold_gpus
-        if self.pool is not None:
+        if self.cluster.placed:
             self._start_waiting(now_s)
         assert self.free >= 0, f"{-self.free} GPUs too many given out at {now_s} s"
 

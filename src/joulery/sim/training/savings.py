@@ -8,8 +8,8 @@ contain no progress, so no simulated job reports any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Savings:
         cluster_carbon, cluster_energy, job_carbon, mean_jct, p99_jct: Changes.
         fragmented: Share of the GPU-time that was free under the other scheduler on too many nodes for any waiting job;
             None where GPUs are counted, not placed.
+        energy_by_type: Change of energy on the nodes of each GPU type, idle nodes included; empty without types.
     """
 
     policy: str
@@ -65,6 +66,7 @@ class Savings:
     mean_jct: Spread
     p99_jct: Spread
     fragmented: Spread | None = None
+    energy_by_type: Mapping[str, Spread] = field(default_factory=dict)
 
 
 def most_at_once(start_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray) -> int:
@@ -113,16 +115,15 @@ def savings(
         restart_s = float(30.0 * 10.0 ** rng.uniform(0.0, 1.0))
         jobs, classes = _sampled_jobs(submit_s, elapsed_s, gpus, rng, machines)
         setting = Setting(nodes=nodes, node=machines.node, restart_s=restart_s, silent=True, classes=classes,
-                          placed=machines.placed)  # fmt: skip
+                          placed=machines.placed, groups=machines.groups)  # fmt: skip
         pairs.append((run_scheme(policy, setting, jobs, carbon), run_scheme(BASE, setting, jobs, carbon)))
         progress(sample + 1, samples)
 
     def change(of: Callable[[TrainingRun], float]) -> Spread:
         return _spread([of(other) / of(base) - 1.0 for other, base in pairs])
 
-    all_gpus = machines.node.gpus * nodes
+    all_gpus = sum(group.gpus for group in machines.groups) or machines.node.gpus * nodes
     lost = [other.fragmented_gpu_s / (all_gpus * other.makespan_s) for other, _ in pairs]
-
     return Savings(
         policy,
         len(submit_s),
@@ -134,7 +135,17 @@ def savings(
         change(lambda run: float(np.mean(run.jct_s))),
         change(lambda run: float(np.quantile(run.jct_s, 0.99))),
         _spread(lost) if machines.placed else None,
+        _by_type(pairs),
     )
+
+
+def _by_type(pairs: list[tuple[TrainingRun, TrainingRun]]) -> dict[str, Spread]:
+    """Changes of energy by GPU type."""
+    found: dict[str, list[float]] = {}
+    for other, base in pairs:
+        for one, before in zip(other.by_type, base.by_type, strict=True):
+            found.setdefault(one.type, []).append((one.job_j + one.idle_j) / (before.job_j + before.idle_j) - 1.0)
+    return {name: _spread(changes) for name, changes in found.items()}
 
 
 def _spread(values: list[float]) -> Spread:
@@ -150,4 +161,4 @@ def _sampled_jobs(
     classes, kind = classes_of(drawn, gpus, machines, widest)
     table = power_table(classes, machines.node)
     work_s = elapsed_s * table.speedup[kind, gpus]
-    return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS)), classes
+    return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS), groups=machines.reach), classes

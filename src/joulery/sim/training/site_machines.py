@@ -13,6 +13,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.perf.power.training_power import RTX3090_CLASSES, JobClass, NodePower, widened
+from joulery.sim.training.node_groups import NodeGroup
 
 _STEP_W = 10.0
 """Powers on one GPU are rounded to this: jobs of equal power share a row of the power table."""
@@ -28,11 +29,15 @@ class SiteMachines:
         job_w: Power per GPU of each job with its share of the node, W, float64[n]; NaN where unknown; None where
             nothing is known of any.
         placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
+        groups: Its groups of nodes with a GPU type each, on which jobs are placed; none where all nodes are alike.
+        reach: The groups that each job may run on, as bits, int64[n]; None without groups.
     """
 
     node: NodePower = field(default_factory=NodePower)
     job_w: FloatArray | None = None
     placed: bool = False
+    groups: tuple[NodeGroup, ...] = ()
+    reach: IntArray | None = None
 
 
 def node_of(gpus: int) -> NodePower:

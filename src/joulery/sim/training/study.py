@@ -16,15 +16,15 @@ from typing import Any, get_args
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
-from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Policy
 from joulery.perf.power.training_power import (
     RTX3090_CLASSES,
-    RTX3090_W,
     JobClass,
     NodePower,
     PowerTable,
     limited,
+    on_boards,
     power_table,
     widened,
 )
@@ -35,8 +35,10 @@ from joulery.policies.training.green import LEAN, LEAN_ETA, Green, ServiceOrder,
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
-from joulery.sim.training.cluster import TrainingRun, run_training_cluster
+from joulery.sim.training.cluster import ClusterPart, TrainingRun, run_training_pools
 from joulery.sim.training.limited_job import learned_limits
+from joulery.sim.training.node_groups import NodeGroup
+from joulery.sim.training.parts import joined, parts_of
 from joulery.sim.training.plant import Cluster, Jobs, Watch
 
 _PRESET_BAR = 0.9
@@ -59,6 +61,7 @@ class Setting:
         silent: No job reports progress; otherwise schedulers know the work left exactly.
         classes: The kinds of jobs; ``Jobs.kind`` counts them.
         placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
+        groups: Groups of nodes, each with a GPU type, on which jobs are placed; they replace ``nodes`` and ``node``.
     """
 
     nodes: int = 32
@@ -72,6 +75,12 @@ class Setting:
     silent: bool = False
     classes: tuple[JobClass, ...] = RTX3090_CLASSES
     placed: bool = False
+    groups: tuple[NodeGroup, ...] = ()
+
+    def on_group(self, group: NodeGroup) -> Setting:
+        """The setting on one group of nodes alone."""
+        classes = on_boards(self.classes, group.limit_w, group.speed_ratio)
+        return replace(self, nodes=group.nodes, node=group.node, classes=classes, placed=True, groups=())
 
     def cluster(self, carbon: Intensity, scheme: Scheme, widest: int = _CAP) -> Cluster:
         """The cluster as one scheme runs it, for jobs of up to so many GPUs."""
@@ -164,7 +173,7 @@ def _zeus(classes: tuple[JobClass, ...], eta: float = 0.5) -> tuple[JobClass, ..
 
 def _board_w(classes: tuple[JobClass, ...]) -> float:
     """The power limit of the boards; at least what the most demanding job takes."""
-    return max(RTX3090_W, *(job.gpu_w for job in classes))
+    return max(max(job.board_w, job.gpu_w) for job in classes)
 
 
 def _learning_s(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[FloatArray, FloatArray]:
@@ -353,17 +362,23 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
         DataError: A job can never start.
     """
     made = scheme(name)
-    gpus = setting.nodes * setting.node.gpus
-    too_wide = np.flatnonzero(jobs.requested > gpus)
-    if len(too_wide):
-        at = int(too_wide[0])
-        raise DataError(f"job {at} asks for {jobs.requested[at]} GPUs, the cluster has {gpus}", row=at + 2)
-    cluster = setting.cluster(carbon, made, max(_CAP, int(jobs.max_gpus.max(initial=1))))
     period_s = setting.quantum_s if made.period_s is not None and math.isnan(made.period_s) else made.period_s
+    parts = parts_of(setting.groups, jobs, len(setting.classes), setting.nodes * setting.node.gpus)
+    pools = [_pool(made, setting, carbon, *part) for part in parts]
+    return run_training_pools(pools, period_s=period_s, watch=watch)
+
+
+def _pool(
+    made: Scheme, setting: Setting, carbon: Intensity, groups: tuple[NodeGroup, ...], jobs: Jobs, numbers: IntArray
+) -> ClusterPart:
+    """The nodes of one pool as a scheme runs them, with its policy."""
+    widest = max(_CAP, int(jobs.max_gpus.max(initial=1)))
+    settings = [setting.on_group(group) for group in groups] or [setting]
+    clusters = [one.cluster(carbon, made, widest) for one in settings]
+    cluster = replace(joined(clusters), groups=groups)
     belief = carbon if setting.belief is None else setting.belief
     start_s = None if made.start_s is None else made.start_s(jobs, belief)
-    policy = made.policy(cluster.table, jobs, belief)
-    return run_training_cluster(cluster, jobs, policy, period_s=period_s, start_s=start_s, watch=watch)
+    return ClusterPart(cluster, jobs, numbers, made.policy(cluster.table, jobs, belief), start_s)
 
 
 def with_slack(jobs: Jobs, slack_s: float, over_s: float = 3600.0) -> Jobs:

@@ -58,6 +58,7 @@ class ReportOrSacct(click.Command):
 @click.option(
     "--node-gpus", type=click.IntRange(1, 1024), metavar="N", help="GPUs of a node; jobs are placed on nodes."
 )
+@click.option("--nodes", metavar="GROUPS", help="Nodes by GPU type: TYPE:NODESxGPUS,... such as a100:2x8,v100:4x4.")
 @click.option(
     "--jobs", type=click.Path(path_type=Path), metavar="FOLDER", help="A scheduler's state: power that agents measured."
 )
@@ -81,6 +82,7 @@ def sacct_command(
     what_if: str | None,
     gpus: int | None,
     node_gpus: int | None,
+    nodes: str | None,
     jobs: Path | None,
     samples: int,
     form: str | None,
@@ -122,10 +124,9 @@ def sacct_command(
     report = report_past(wanted)
     if trace is not None:
         kept = write_trace(report.jobs, trace)
-        click.echo(
-            f"{kept} jobs written to {trace}: joulery simulate examples/green-year.yaml --trace {trace}", err=True
-        )
-    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs))
+        example = f"joulery simulate examples/green-year.yaml --trace {trace}"
+        click.echo(f"{kept} jobs written to {trace}: {example}", err=True)
+    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes))
     put_out(_written(report, saved, form, wanted), out)
 
 

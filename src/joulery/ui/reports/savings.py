@@ -62,7 +62,10 @@ class SavingsReport:
             if power.measured or power.learned:
                 known = f"{power.measured} measured, {power.learned} learned from the same owner and name"
                 basis = f"{known}, {power.assumed} assumed"
-            lines.append(f"Power of jobs: {basis}; their scaling: all assumed; nodes of {self.site.node_gpus} GPUs.")
+            lines.append(f"Power of jobs: {basis}; their scaling: all assumed; {self._nodes()}.")
+            if saved.energy_by_type:
+                types = ", ".join(f"{name} {_percent(change).strip()}" for name, change in saved.energy_by_type.items())
+                lines.append(f"Energy by GPU type, idle nodes included: {types}. Jobs stay on the type they ran on.")
             if (lost := saved.fragmented) is not None:
                 lines.append(
                     f"Placed on nodes; {100 * lost.mean:.1f} % of the GPU time is free, scattered, and holds no job."
@@ -74,13 +77,23 @@ class SavingsReport:
         lines.append(f"{saved.policy}: {scheme(saved.policy).live}.")
         return "\n".join(lines)
 
+    def _nodes(self) -> str:
+        """The nodes, in words."""
+        assert self.site is not None
+        if not self.site.groups:
+            return f"nodes of {self.site.node_gpus} GPUs"
+        return " and ".join(f"{group.nodes} nodes of {group.node.gpus} {group.type}" for group in self.site.groups)
+
     def _machines(self) -> dict[str, Any]:
         """Nodes, and the basis of the jobs' power and speed-up."""
         if self.site is None:
             return {}
         power = self.site.power
         jobs = {"measured": power.measured, "learned": power.learned, "assumed": power.assumed}
-        return {"node_gpus": self.site.node_gpus, "power_of_jobs": jobs, "implausible_power": power.implausible,
+        groups = [{"type": one.type, "nodes": one.nodes, "gpus": one.node.gpus} for one in self.site.groups]
+        changes = {name: asdict(change) for name, change in self.savings.energy_by_type.items()}
+        return {"node_gpus": None if groups else self.site.node_gpus, "groups": groups,
+                "energy_by_type_change_ratio": changes, "power_of_jobs": jobs, "implausible_power": power.implausible,
                 "speedup_of_jobs": "assumed", "placed": self.savings.fragmented is not None,
                 "fragmented_ratio": None if self.savings.fragmented is None else asdict(self.savings.fragmented),
                 }  # fmt: skip
