@@ -428,10 +428,17 @@ class LayoutActuator:
                 device=device,
                 warm=tuple((name, self.models[name]) for name in self.loaded if name != item.variant),
                 memory_bytes=self.replica_bytes,
+                warm_batches=self._warm_batches(item),
             )
             for item, device in zip(layout.instances, self._devices(layout, running), strict=True)
         ]
         return [spec for spec in specs if spec.service != self.service] + mine
+
+    def _warm_batches(self, item: Instance) -> tuple[tuple[str, int], ...]:
+        """Requests that a replica answers together with each other variant it keeps loaded; none without batches."""
+        if not self.batches:
+            return ()
+        return tuple((name, self.batches.get((name, item.slice), 1)) for name in self.loaded if name != item.variant)
 
     def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
         """The GPU of each instance of a layout, those that run already stay on theirs."""
