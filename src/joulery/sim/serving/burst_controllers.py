@@ -106,6 +106,7 @@ class PolicyController:
             occupied_s={name: float(np.mean(times)) for name, times in sorted(took_s.items())},
             tail_latency_s=tail_latency_s(latencies_s.tolist(), answered_s.tolist(), now_s),
             changing=service.changing,
+            held_s=service.held_s(now_s),
             batched={name: len(mine) / math.fsum(mine) for name, mine in sorted(parts.items())} if batches else {},
         )
 

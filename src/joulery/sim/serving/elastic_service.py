@@ -227,6 +227,12 @@ class ElasticService:
         """Seconds that the oldest queued request has waited."""
         return now_s - float(self.arrival_s[self._queue[0]]) if self._queue else 0.0
 
+    def held_s(self, now_s: float) -> dict[str, float]:
+        """Seconds that a replica has worked on the oldest request of each variant, where longer than the SLO."""
+        begun = {self._variant[one.requests[0]]: one.requests[0] for one in self._replicas if one.requests}
+        held = {name: now_s - float(self._start_s[request]) for name, request in begun.items()}
+        return {name: held_s for name, held_s in sorted(held.items()) if held_s > self.settings.slo_s}
+
     def arrivals_between(self, since_s: float, until_s: float) -> int:
         """Arrivals in ``(since_s, until_s]``."""
         first, last = np.searchsorted(self.arrival_s, (since_s, until_s), side="right")
