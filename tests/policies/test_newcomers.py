@@ -14,7 +14,9 @@ from joulery.domain.serving.mix import OWN, MixStep, VariantMix
 from joulery.domain.serving.service import Slo
 from joulery.policies.family_change import family_of
 from joulery.policies.newcomers import JOINED, first_share, shared, unshared
+from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS, Observation
+from joulery.policies.switchback import AuditedPolicy, Switchback
 from joulery.runtime.serving.history import POLICY, STEP, policy_entry, step_entry
 from tests.policies.joining_world import joined
 from tests.policies.serving.test_predictive_policy import seen
@@ -112,6 +114,20 @@ def test_joining_replays_from_the_log():
     assert decide_again(log).differences == ()
 
 
+@pytest.mark.parametrize("unknown", [True, False])
+def test_no_period_of_the_baseline_is_measured_with_its_share(unknown):
+    """The baseline runs anyway: it is measured once the variant that joined is known."""
+    made, _ = joining()
+    made = replace(made, family=family_of((*VARIANTS, "third"), ["third"] if unknown else []), objectives=LOSSLESS)
+    audited = AuditedPolicy(made, Switchback(TWO, 0.5, trim_s=1.0, period_s=5.0))
+    now, mix = audited.initial(), OWN
+    for k in range(300):
+        step = audited.step(now, at(float(k), running=None if k == 0 else TWO, mix=mix))
+        now, mix = step.state, (weights(step) or [mix])[0]
+    assert now.service.layout == TWO and (now.tally.periods > 3) == (not unknown)
+    assert ("a variant that joined answered a share" in now.tally.withheld) == unknown
+
+
 names = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True)
 steps = st.lists(
     st.builds(
@@ -140,6 +156,7 @@ def test_the_share_breaks_no_slo_even_if_all_of_it_is_late(quantile, rate_rps, v
     assert 0 < share <= 0.02 and share <= (1 - quantile) / 2 and share * rate_rps <= 1 + 1e-9
 
 
+LOSSLESS = ServiceObjectives(0.0, SLO)
 TWO = Layout.parse(["large on cpu:1"] * 2)
 
 
