@@ -19,6 +19,11 @@ ACTIVE_W, IDLE_W = 10.0, 20.0
 CALM_RPS, BURST_RPS = 40.0, 300.0
 """7.5 times; two of the large variant serve 133 requests/s, of the small one 1000."""
 FLASH_RPS = 1500.0
+FLOOD_RPS = 3000.0
+"""Exceeds what the small variant serves in batches."""
+BATCHES, FIXED_PART = (2, 4, 8), 0.5
+"""Measured sizes of batches, and the part of a request's time that a batch spends once (made up)."""
+BATCH_DELAY_S = 0.002
 START_S = 1.5
 """Seconds until a new worker process has loaded its model (assumed; 0.2 s to 2.5 s were seen live)."""
 QUEUE = 1024
@@ -38,6 +43,12 @@ def samples(variant: str, cores: int) -> tuple[Times, Times]:
     return spread * base_s / (1.6 if cores == 2 else 1.0), spread * base_s * (1.2 if cores == 2 else 1.0)
 
 
+def batches(variant: str, cores: int) -> dict[int, tuple[Times, Times]]:
+    """The same for whole batches, by the requests in them."""
+    times_s, cpu_s = samples(variant, cores)
+    return {n: tuple(one * (FIXED_PART + (1 - FIXED_PART) * n) for one in (times_s, cpu_s)) for n in BATCHES}
+
+
 def arrivals(name: str, seed: int) -> tuple[Times, float, tuple[float, ...]]:
     """Arrivals of a trace, its length, and when its bursts begin; seconds."""
     if name == "recorded":
@@ -45,6 +56,7 @@ def arrivals(name: str, seed: int) -> tuple[Times, float, tuple[float, ...]]:
     rates: dict[str, tuple[Callable[[float], float], float, tuple[float, ...]]] = {
         "step": (lambda t: BURST_RPS if 60 <= t < 100 else CALM_RPS, 180.0, (60.0,)),
         "ramp": (_ramp, 180.0, ()),
+        "flood": (lambda t: FLOOD_RPS if 60 <= t < 68 else CALM_RPS, 150.0, (60.0,)),
         "flash": (lambda t: FLASH_RPS if 60 <= t < 68 else CALM_RPS, 150.0, (60.0,)),
     }
     if name == "on-off":
@@ -58,7 +70,7 @@ def arrivals(name: str, seed: int) -> tuple[Times, float, tuple[float, ...]]:
         rate = lambda t: BURST_RPS if on[min(int(np.searchsorted(bounds, t, "right")) - 1, len(on) - 1)] else CALM_RPS  # noqa: E731
         return _poisson(rate, 300.0, seed), 300.0, begins
     rate, length_s, begins = rates[name]
-    return _poisson(rate, length_s, seed), length_s, begins
+    return _poisson(rate, length_s, seed, FLOOD_RPS if name == "flood" else FLASH_RPS), length_s, begins
 
 
 def _ramp(t_s: float) -> float:
@@ -66,10 +78,9 @@ def _ramp(t_s: float) -> float:
     return max(CALM_RPS, CALM_RPS + (BURST_RPS - CALM_RPS) * (rise - fall))
 
 
-def _poisson(rate: Callable[[float], float], until_s: float, seed: int) -> Times:
+def _poisson(rate: Callable[[float], float], until_s: float, seed: int, most: float = FLASH_RPS) -> Times:
     """A Poisson process whose rate changes, by thinning."""
     rng = np.random.default_rng((seed, 1))
-    most = FLASH_RPS
     times = np.cumsum(rng.exponential(1.0 / most, int(most * until_s * 1.1) + 100))
     times = times[times < until_s]
     kept = rng.random(len(times)) * most < np.array([rate(float(t)) for t in times])

@@ -17,7 +17,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.perf.layouts import Predictor
+from joulery.perf.layouts import Predictor, batched_within
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
@@ -52,6 +52,8 @@ class Played:
     answered: int
     accuracy_ratio: float
     reactions_s: tuple[float, ...] = ()
+    mean_batch: float = 1.0
+    energy_j: float = 0.0
 
     @property
     def violations(self) -> int:
@@ -64,15 +66,19 @@ class Played:
         return 1.0 - self.late / max(1, self.answered)
 
 
-def predictor() -> Predictor:
-    """The profile of the two cores."""
+def predictor(max_batch: int = 1) -> Predictor:
+    """The profile of the two cores, with batches of so many requests where the SLO leaves room for them."""
     entries = []
     for name in world.MS:
         for cores in (1, 2):
             timings = Timings(*world.samples(name, cores))
-            entries.append(SliceProfile(name, Slice(SliceKind.CPU, cores=cores), timings, timings, world.ACTIVE_W))
+            batches = {n: Timings(*times) for n, times in world.batches(name, cores).items() if n <= max_batch}
+            piece = Slice(SliceKind.CPU, cores=cores)
+            entries.append(SliceProfile(name, piece, timings, timings, world.ACTIVE_W, batches=batches))
     profile = Profile({}, tuple(entries), idle_w=world.IDLE_W, quality=Quality.MODELLED, meter="cpu-model")
-    return Predictor(profile, world.ACCURACY, requests=1500)
+    profile = batched_within(profile, max_batch, world.SLO_S, Slo(world.SLO_S).quantile)
+    delay_s = world.BATCH_DELAY_S if max_batch > 1 else 0.0
+    return Predictor(profile, world.ACCURACY, requests=1500, batch_delay_s=delay_s)
 
 
 def policy(known: Predictor) -> ServicePolicy:
@@ -102,8 +108,13 @@ def play(
         (entry.variant, entry.slice): (entry.loaded.service_s, entry.loaded.cpu_s, entry.active_w)
         for entry in known.profile.entries
     }
-    settings = PlantSettings(world.SLO_S, world.START_S, tuple(sorted(world.MS)), drop_late=drop)
-    return ElasticService(table, arrival_s, settings, controller, seed).play(until_s + 5.0)
+    batches = {
+        (entry.variant, entry.slice): {n: (times.service_s, times.cpu_s) for n, times in entry.batches.items()}
+        for entry in known.profile.entries
+    }
+    loaded, delay_s = tuple(sorted(world.MS)), known.batch_delay_s
+    settings = PlantSettings(world.SLO_S, world.START_S, loaded, drop_late=drop, batch_delay_s=delay_s)
+    return ElasticService(table, arrival_s, settings, controller, seed, batches=batches).play(until_s + 5.0)
 
 
 def played(known: Predictor, name: str, made: Callable[..., Controller]) -> Played:
@@ -125,6 +136,8 @@ def played(known: Predictor, name: str, made: Callable[..., Controller]) -> Play
         answered=sum(one.answered for one in outcomes),
         accuracy_ratio=float(np.mean([world.ACCURACY[variant] for variant in variants])),
         reactions_s=tuple(reactions),
+        mean_batch=float(np.mean([one.mean_batch for one in outcomes])),
+        energy_j=float(np.sum([one.energy_j.sum() for one in outcomes]) / max(1, len(variants))),
     )
 
 

@@ -103,7 +103,7 @@ def test_a_variant_that_leaves_is_never_named_again(search):
 
 
 @pytest.mark.parametrize("search", ["predict", "learning"])
-def test_times_that_become_known_are_a_reason_to_predict_again_only(search):
+def test_times_that_become_known_are_a_reason_to_search_again(search):
     world = Logged(start(search, ("lite0", "lite2")), g_per_kwh=190.0)
     world.seconds(120)
     world.change(ALL, assumed=("lite1",))
@@ -112,7 +112,7 @@ def test_times_that_become_known_are_a_reason_to_predict_again_only(search):
     world.change(ALL)
     world.seconds(5)
     reasons = [one.reason for one in world.decisions[count:]]
-    assert [text.startswith("the times of lite1 are known: ") for text in reasons] == [True] * (search == "predict")
+    assert [text.startswith("the times of lite1 are known: ") for text in reasons] == [True]
     assert decide_again(world.log).differences == ()
 
 
@@ -146,7 +146,7 @@ def test_while_the_slo_is_threatened_one_that_joins_waits_and_one_that_left_is_r
     assert [one.kind for one in joined.decisions] == ["set_weights"] and joined.state.changes == "lite1 joined"
     left = over(over(policy, ALL), ("lite1", "lite2"))
     mixed = Layout.parse(["lite0 on cpu:1", "lite2 on cpu:1"])
-    state = replace(followed(state, family_of(ALL), replans=True), changes="", layout=mixed)
+    state = replace(followed(state, family_of(ALL)), changes="", layout=mixed)
     step = left.step(state, threatened(mixed, 1.0, loaded=ALL))
     chosen = next(one for one in step.decisions if one.kind == SET_LAYOUT)
     assert set(Layout.parse(chosen.value).counts) == {"lite1"} and "SLO threatened" in chosen.reason
@@ -191,7 +191,7 @@ def test_changes_in_words():
     assert (
         change_words(three, family_of(("a", "b", "c"))) == "the times of c are known" and change_words(one, one) == ""
     )
-    assert followed(ServiceState(), (), replans=True) == ServiceState(), "a family that never changes is not followed"
+    assert followed(ServiceState(), ()) == ServiceState(), "a family that never changes is not followed"
 
 
 @settings(max_examples=15, deadline=None)

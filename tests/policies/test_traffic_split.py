@@ -82,6 +82,22 @@ def test_neither_the_grid_nor_a_threat_to_the_slo_changes_the_shares():
         assert world.mix == kept and set(world.running.counts) == {"lite2"}
 
 
+def test_a_canary_that_is_slower_than_the_slo_answers_nothing_for_a_minute():
+    """It keeps a replica busy for longer than the SLO of 100 ms: cut at the next look, tried again after a minute."""
+    for sign in ({"held_s": {"lite0": 0.3}}, {"occupied_s": {"lite0": 0.2, "lite2": 0.02}, "served": {"lite0": 1}}):
+        world = World(split())
+        world.steady()
+        kept = world.mix
+        (decision,) = world.second(**sign)
+        assert world.mix == OWN and "lite2 answers all for 60 s" in decision.reason
+        tried = [world.mix == kept for _ in range(70) if world.second() is not None]
+        assert tried.index(True) == 59 and set(world.running.counts) == {"lite2"}
+    world = World(split())
+    world.steady()
+    world.second(occupied_s={"lite0": 0.2, "lite2": 0.3}, served={"lite0": 1, "lite2": 9})
+    assert world.mix != OWN, "the others are no faster"
+
+
 def test_a_variant_that_joins_is_loaded_beside_the_others_and_one_that_leaves_is_unloaded():
     world = World(split())
     world.steady()

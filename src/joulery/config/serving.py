@@ -96,6 +96,8 @@ class GatewaysConfig(Section):
     """host:port where gateways of other machines join (joulery gateway --join); none when left out."""
     join_token_file: InputFile | None = None
     """A file that holds the token of those gateways."""
+    join_tls: TlsConfig | None = None
+    """Encrypts what passes between those gateways and the engine server; unencrypted when left out."""
     state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-gateways", validate_default=True)
     """Folder of what outlives the controller: the sockets and logs of the engine server and its gateways."""
     outlive_s: Seconds = Field(alias="outlive", default=86400.0)
@@ -109,6 +111,8 @@ class GatewaysConfig(Section):
             raise problem("lists an address twice", at=("listen",))
         if self.join is not None and self.join_token_file is None:
             raise problem("gateways of other machines need a token", hint="add join_token_file", at=("join",))
+        if self.join is None and self.join_tls is not None:
+            raise problem("encrypts what nothing joins", hint="add join: host:port", at=("join_tls",))
         return self
 
 

@@ -27,6 +27,14 @@ class TlsFiles:
         Raises:
             ConfigError: They cannot be used.
         """
+        self.server_context()
+
+    def server_context(self) -> ssl.SSLContext:
+        """A server's side of TLS 1.2 and 1.3 with them.
+
+        Raises:
+            ConfigError: They cannot be used.
+        """
         for file in (self.certificate, self.key):
             try:
                 with file.open("rb"):
@@ -34,6 +42,7 @@ class TlsFiles:
             except OSError as error:
                 raise ConfigError(f"the certificate or key cannot be read: {error.strerror}", file=str(file)) from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
         except (ssl.SSLError, ValueError) as error:
@@ -43,6 +52,26 @@ class TlsFiles:
                 expected="PEM files that belong together, the key without a passphrase",
                 hint=f"the key is {self.key}",
             ) from error
+        return context
+
+
+def client_context(certificate: Path) -> ssl.SSLContext:
+    """A client's side that trusts one certificate, or what it signed, and checks the server's name.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate cannot be used: {error}",
+            file=str(certificate),
+            expected="a PEM file with the certificate of the engine server, or of what signed it",
+        ) from error
+    return context
 
 
 def _no_passphrase() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import OWN
+from joulery.policies.newcomers import assumed, unshared
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
 from joulery.policies.serving.state import Family, ServiceState
 
@@ -52,19 +53,18 @@ def change_words(then: Family, now: Family) -> str:
     return f"the times of {', '.join(known)} are known" if known else ""
 
 
-def followed(state: ServiceState, now: Family, *, replans: bool) -> ServiceState:
+def followed(state: ServiceState, now: Family) -> ServiceState:
     """The state of a policy whose family is another than at its last step.
 
     Args:
         state: The state.
         now: The family; empty for one that never changes.
-        replans: Whether times that became known are a reason to search: they are where a profile predicts layouts.
     """
     if not now or state.family == now:
         return state
     words = change_words(state.family, now) if state.family else ""
     if {name for name, _ in state.family} == {name for name, _ in now} or not words:
-        return replace(state, family=now, changes=words if replans else state.changes)
+        return replace(state, family=now, changes=words)
     names = frozenset(name for name, _ in now)
 
     def stays(layout: Layout) -> bool:
@@ -91,15 +91,21 @@ def followed(state: ServiceState, now: Family, *, replans: bool) -> ServiceState
 
 
 def seen_by(family: Family, seen: Observation) -> Observation:
-    """An observation without variants that left: they are steered to no more, and measure no layout."""
+    """An observation without variants that left: they are steered to no more, and measure no layout.
+
+    Variants whose times are assumed are left out of what is steered and of what shows how slow the machine is.
+    """
     if not family:
         return seen
-    names = dict(family)
+    names, unknown = dict(family), assumed(family)
     if seen.sample is not None and not names.keys() >= seen.sample.served.keys():
         seen = replace(seen, sample=None)
-    if not names.keys() >= set(seen.loaded):
-        seen = replace(seen, loaded=tuple(name for name in seen.loaded if name in names))
-    return seen
+    if not names.keys() - unknown >= set(seen.loaded):
+        seen = replace(seen, loaded=tuple(name for name in seen.loaded if name in names and name not in unknown))
+    if unknown.intersection(seen.occupied_s):
+        seen = replace(seen, occupied_s={name: s for name, s in seen.occupied_s.items() if name not in unknown})
+    mix = unshared(seen.mix)
+    return seen if mix is seen.mix else replace(seen, mix=mix)
 
 
 def has_left(family: Family, layout: Layout | None) -> bool:

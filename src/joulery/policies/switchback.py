@@ -23,6 +23,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.service import SloScope
+from joulery.policies.newcomers import assumed
 from joulery.policies.serving.messages import ms, short
 from joulery.policies.serving.observation import SET_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
@@ -295,6 +296,8 @@ class AuditedPolicy:
             return "the layout was changing", False
         if seen.latency_s > limit_s:
             return "the SLO was threatened", False
+        if seen.running == baseline and assumed(self.policy.family).intersection(seen.loaded):
+            return "a variant that joined answered a share", False
         if self.audit.fixed_slices and sorted(baseline.slices) != sorted(seen.running.slices):
             return "the GPUs would be partitioned anew", True
         if not self._baseline_keeps_slo(seen.demand_rps):

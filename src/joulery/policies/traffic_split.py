@@ -2,7 +2,9 @@
 
 The partition is chosen as for a fixed policy: the one that keeps the SLO with the fewest joules, with service times and
 joules blended by the shares. Every replica keeps all variants of the split loaded, and the shares are kept to within
-one request. Neither the grid nor a threat to the SLO changes them.
+one request. Neither the grid nor a threat to the SLO changes them, unless a variant of a smaller share is the reason:
+where one takes longer for a request than the SLO, and the variant of the largest share does not, the latter answers all
+requests for a minute.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix, Weights
+from joulery.policies.newcomers import slow
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS, Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
 
 SHARES = "shares"
+_PAUSE_S = 60.0
+"""Seconds in which a variant that was slower than the SLO answers nothing."""
 _AGAIN_S = 60.0
 """Seconds after which variants that could not be loaded are loaded once more."""
 
@@ -35,11 +40,15 @@ class SplitState:
         service: The state of the policy that chooses the partition.
         asked: Variants whose loading was decided on last.
         asked_s: When, Unix seconds.
+        slow: What shows that a variant of a smaller share is slower than the SLO, as a phrase; empty for nothing.
+        slow_s: When that was seen last, Unix seconds.
     """
 
     service: ServiceState = field(default_factory=ServiceState)
     asked: tuple[str, ...] = ()
     asked_s: float = -math.inf
+    slow: str = ""
+    slow_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +119,27 @@ class TrafficSplit:
         elif seen.running is not None and self._to_load(state, seen, names):
             state = replace(state, asked=names, asked_s=seen.now_s)
             decisions = (*decisions, self._load(seen.running, seen.loaded, names))
-        wanted = self._mix(seen)
+        state = self._judged(state, seen)
+        wanted = OWN if state.slow else self._mix(seen)
         if seen.running is not None and wanted != seen.mix:
             reason = "split: " + ", ".join(f"{name} answers {100 * share:.4g} %" for name, share in self.shares)
+            if state.slow:
+                reason = f"split: {state.slow}, longer than the SLO; {self.main} answers all for {_PAUSE_S:g} s"
             decisions = (Decision(SET_WEIGHTS, self.service, wanted.as_list(), self.name, reason, "split"), *decisions)
         return Step(state, decisions, inner.wake_s)
 
     def queue_limit(self, state: SplitState, seen: Observation) -> QueueLimit | None:
         """What may wait, as of a service with one variant; None for no limit."""
         return self.policy.queue_limit(state.service, self._as_one(seen))
+
+    def _judged(self, state: SplitState, seen: Observation) -> SplitState:
+        """The state with what shows now that a variant of a smaller share is too slow; forgotten after a pause."""
+        slo, main_s = self.policy.objectives.slo, seen.occupied_s.get(self.main, 0.0)
+        others = [name for name, _ in self.shares if name != self.main and name in seen.loaded]
+        phrase = slow(seen, others, slo) if main_s <= slo.latency_s else ""
+        if phrase:
+            return replace(state, slow=phrase, slow_s=seen.now_s)
+        return replace(state, slow="") if seen.now_s - state.slow_s >= _PAUSE_S else state
 
     def _as_one(self, seen: Observation) -> Observation:
         """The observation as one of a service whose answers all come from one variant, blended by the shares."""

@@ -68,6 +68,7 @@ def test_replicas_answer_as_many_together_as_the_slo_leaves_time_for(tmp_path):
         ("small", 8, 0.001),
     ]
     assert all(spec.warm for spec in specs), "leaner variants stay loaded"
+    assert {spec.variant: dict(spec.warm_batches) for spec in specs} == {"large": {"small": 8}, "small": {"large": 4}}
     assert made.predictor.profile.entry("large", ONE).max_batch == 4, "predictions hold to the same"
     (remark,) = batch_remarks(setup, with_batches(), made.predictor.profile)
     words = "sums: a batch takes at most 30 % of the SLO's latency, so fewer are answered together: large 4 on cpu:1"

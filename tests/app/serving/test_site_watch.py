@@ -205,16 +205,63 @@ def test_variants_of_a_clover_policy_join_and_leave_and_the_baseline_stays(tmp_p
     one, watch = running(path), SiteWatch(path, tmp_path)
     before = one.chosen
     assert revise(path, one, watch, ("    slo:", NEW)) == []
-    assert chosen_from(one) == {"small", "large", "third"} and set(one.chosen.loaded) == {"small", "large", "third"}
+    assert chosen_from(one) == {"small", "large"}, "its times are assumed: it answers a small share first"
+    assert set(one.chosen.loaded) == {"small", "large", "third"}
     assert "third is planned" in one.chosen.remark and "times of large" in one.chosen.remark
     assert one.chosen.base == before.base and one.chosen.audit == before.audit
     assert one.chosen.policy.family == (("large", False), ("small", False), ("third", True))
     assert revise(path, one, watch, (SMALL, "")) == []
-    assert chosen_from(one) == {"large", "third"} and set(one.chosen.loaded) == {"large", "third"}
+    assert chosen_from(one) == {"large"} and set(one.chosen.loaded) == {"large", "third"}
     assert one.setup.family["small"].accuracy_ratio == 0.75, "its answers are still counted"
     assert one.chosen.predictor.instances(before.policy.candidates[0]), "and compared"
     assert revise(path, one, watch, ("    slo:", SMALL + "    slo:")) == []
-    assert chosen_from(one) == {"small", "large", "third"} and one.chosen.remark == "", "it was measured already"
+    assert chosen_from(one) == {"small", "large"} and one.chosen.remark == "", "it was measured already"
+
+
+def answered(one: RunningService, variant: str, end_s: float, took_s: float = 0.1) -> None:
+    """A request that a variant answered."""
+    begin_s = end_s - took_s
+    one.window.add(RequestRecord("sums", variant, "r1", begin_s, begin_s, end_s, Outcome.OK, took_s, 0.03, 1, None))
+
+
+@pytest.mark.parametrize("search", ["predict", "learning"])
+def test_answers_of_a_small_share_are_kept_until_they_are_enough(tmp_path, monkeypatch, search):
+    """One a second at most, in a window of a few seconds: its times are known from the thirtieth on."""
+    path = toy_site(tmp_path, changed={"lambda: 10 %": f"lambda: 10 %, search: {search}"})
+    one, watch = running(path), SiteWatch(path, tmp_path, lambda: [replace(VIEW, warm=("small", "third"))])
+    one.window = RequestWindow("sums", 4.0)
+    assert revise(path, one, watch, ("    slo:", NEW)) == []
+    for k in range(40):
+        now_s = 1e9 + k
+        monkeypatch.setattr("joulery.app.serving.site_watch.unix_s", lambda now_s=now_s: now_s)
+        answered(one, "third", now_s - 0.5)
+        for part in range(5):
+            answered(one, "large", now_s - 0.1 * part, 0.02)
+        assert revise(path, one, watch) == []
+        known = k + 1 >= 30
+        assert one.chosen.policy.family == (("large", False), ("small", False), ("third", not known))
+        assert chosen_from(one) == {"small", "large"} | ({"third"} if known else set())
+
+
+def test_a_variant_that_replicas_do_not_keep_loaded_is_planned_with_what_is_assumed(tmp_path, monkeypatch):
+    path = toy_site(tmp_path)
+    one, watch = running(path), SiteWatch(path, tmp_path, lambda: [replace(VIEW, warm=("small",))])
+    assert revise(path, one, watch, ("    slo:", NEW)) == []
+    for now_s, there in ((1e9, False), (1e9 + 59, False), (1e9 + 61, True)):
+        monkeypatch.setattr("joulery.app.serving.site_watch.unix_s", lambda now_s=now_s: now_s)
+        assert revise(path, one, watch) == [] and ("third" in chosen_from(one)) == there
+    assert "do not keep third loaded" in one.chosen.remark
+    assert max(layout.counts.get("third", 0) for layout in one.chosen.policy.candidates) == 1
+    chosen = one.chosen
+    assert revise(path, one, watch) == [] and one.chosen is chosen, "said once"
+
+
+def test_where_no_requests_are_steered_one_replica_at_most_is_of_assumed_times(tmp_path):
+    path = toy_site(tmp_path)
+    one, watch = running(path), SiteWatch(path, tmp_path, steers=False)
+    assert revise(path, one, watch, ("    slo:", NEW)) == []
+    assert chosen_from(one) == {"small", "large", "third"}
+    assert max(layout.counts.get("third", 0) for layout in one.chosen.policy.candidates) == 1
 
 
 def test_a_variant_that_is_timed_joins_with_times_of_its_own(tmp_path):

@@ -89,3 +89,23 @@ def test_flows_that_keep_a_floor_keep_it_request_by_request(variants, requests, 
     mean = math.fsum(accuracy[name] for name in chosen) / requests
     span = max(accuracy.values()) - min(accuracy.values())
     assert mean >= floor - len(variants) * span / requests - 1e-9
+
+
+@given(st.floats(0, 1), st.lists(st.tuples(st.integers(1, 8), st.integers(0, 40)), min_size=1, max_size=40))
+def test_a_pick_counts_nothing_until_it_is_counted(share, batches):
+    """However large the batches turn out, each variant's share is kept to within one of them."""
+    steps = (MixStep(50.0, 0.4, (("medium", share),)), MixStep(1e3, 9e9, (("small", share),)))
+    one, other = MixCounter(VariantMix(steps)), MixCounter(VariantMix(steps))
+    for requests, waiting in batches:
+        one.pick("large", WARM, 40 - waiting, 0.1)
+        chosen = one.pick("large", WARM, waiting, 0.0)
+        one.count(requests)
+        assert chosen in {"large", "medium", "small"}
+        if requests == 1 and all(size == 1 for size, _ in batches):
+            assert chosen == other.choose("large", WARM, waiting, 0.0)
+    counter = MixCounter(always(("small", share)))
+    answered: Counter[str] = Counter()
+    for requests, waiting in batches:
+        answered[counter.pick("large", WARM, waiting, 0.0)] += requests
+        counter.count(requests)
+    assert abs(answered["small"] - share * sum(answered.values())) <= 8 + 1e-9

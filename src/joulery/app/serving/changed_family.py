@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.joining import JoiningTimes, live_ratio, with_joined
+from joulery.app.serving.joined_answers import JoinedAnswers
 from joulery.app.serving.service import free_memory_bytes, kept_loaded, objectives_from_config
 from joulery.app.serving.split import with_former
 from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
-from joulery.domain.serving.engine import Outcome, ReplicaView, RequestRecord
-from joulery.domain.serving.profile import Timings
+from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaState, ReplicaView, RequestRecord
+from joulery.domain.serving.profile import Profile, Timings
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice
 from joulery.perf.blend import rescaled
 from joulery.perf.layouts import Predictor
 from joulery.policies.family_change import family_of
+from joulery.policies.newcomers import assumed
 from joulery.policies.serving.layout_space import layouts, misfits, slice_menu
 from joulery.policies.serving.predictive_search import PredictiveSearch
 from joulery.policies.serving.trial_search import TrialSearch
@@ -76,11 +79,18 @@ def changes_family(one: RunningService, config: ServiceConfig, cache: Path) -> b
 
 
 def clover_revision(
-    one: RunningService, site: Site, config: ServiceConfig, cache: Path, joining: Mapping[str, JoiningTimes | None]
+    one: RunningService,
+    site: Site,
+    config: ServiceConfig,
+    cache: Path,
+    joining: Mapping[str, JoiningTimes | None],
+    *,
+    steers: bool = True,
 ) -> Revision:
     """A running service with a Clover policy and the variants of a changed site file.
 
-    What the profile and the trials know of the variants that stay is kept, and so is the baseline.
+    What the profile and the trials know of the variants that stay is kept, and so is the baseline. A variant whose
+    times are assumed is in no layout at first where requests can be steered to it.
 
     Args:
         one: The service.
@@ -88,6 +98,7 @@ def clover_revision(
         config: Its section of it.
         cache: Where built models are kept.
         joining: Times of the variants that join, where they were timed.
+        steers: Whether the engine steers requests among the variants that a replica keeps loaded.
 
     Raises:
         JouleryError: A model is missing, or the objectives cannot be met.
@@ -100,47 +111,77 @@ def clover_revision(
     models = {variant.name: model_ref(variant.model, cache) for variant in config.family.variants}
     loads, candidates = {**one.setup.models, **models}, layouts(one.setup.partitions, names)
     setup = replace(one.setup, family=family, models=loads, slo=config.slo.as_slo(), candidates=candidates)
-    profile = chosen.predictor.profile
-    assumed = {name for name, unknown in chosen.policy.family if unknown}
-    profiled, words = {entry.variant for entry in profile.entries}, []
-    known = profiled - assumed
-    for name in names:
-        if name not in profiled:
-            like = nearest(one.setup.family, family[name], known)
-            profile, said = with_joined(profile, name, models[name], like, joining.get(name))
-            assumed.add(name)
-            words.append(f"{setup.name}: {said}, until its live times are known")
+    former_unknown = assumed(chosen.policy.family)
+    profile, words = _with_newcomers(one, family, models, joining)
+    unknown = former_unknown.union(name for name, _ in words)
     former = with_former(one.setup.family, family)
     predictor = replace(
         chosen.predictor,
         profile=profile,
         accuracy_ratio={variant.name: variant.accuracy_ratio for variant in former.variants},
     )
+    loaded, replica_bytes = kept_loaded(site, config, setup, profile, free_memory_bytes)
+    held = unknown.intersection(loaded) if steers else ()
     policy = replace(
         chosen.policy,
         objectives=objectives_from_config(config, base_variant(one).accuracy_ratio),
-        search=_search_over(chosen.policy.search, setup, predictor),
-        family=family_of(names, assumed),
+        search=_search_over(chosen.policy.search, setup, predictor, unknown, held),
+        family=family_of(names, unknown),
     )
-    loaded, replica_bytes = kept_loaded(site, config, setup, profile, free_memory_bytes)
     binding = replace(
         chosen,
         policy=policy,
         predictor=predictor,
-        remark="; ".join(words),
+        remark="; ".join(f"{setup.name}: {said}, until its live times are known" for _, said in words),
         loaded=loaded,
         replica_bytes=max(replica_bytes, chosen.replica_bytes),
     )
     return Revision(replace(setup, family=former), binding)
 
 
+def _with_newcomers(
+    one: RunningService,
+    family: ModelFamily,
+    models: Mapping[str, ModelRef],
+    joining: Mapping[str, JoiningTimes | None],
+) -> tuple[Profile, list[tuple[str, str]]]:
+    """The profile of a service with the variants that it lacks; each of those, and how it is planned, in words."""
+    assert one.chosen is not None  # asked before
+    profile, words = one.chosen.predictor.profile, []
+    profiled = {entry.variant for entry in profile.entries}
+    for name in (variant.name for variant in family.variants):
+        if name not in profiled:
+            like = nearest(one.setup.family, family[name], profiled - assumed(one.chosen.policy.family))
+            profile, said = with_joined(profile, name, models[name], like, joining.get(name))
+            words.append((name, said))
+    return profile, words
+
+
 def _search_over(
-    search: PredictiveSearch | TrialSearch, setup: ServiceSetup, predictor: Predictor
+    search: PredictiveSearch | TrialSearch,
+    setup: ServiceSetup,
+    predictor: Predictor,
+    unknown: Collection[str] = (),
+    held: Collection[str] = (),
 ) -> PredictiveSearch | TrialSearch:
-    """The same search over the variants of a service as it is now."""
+    """The same search over the variants of a service as it is now.
+
+    Args:
+        search: The search.
+        setup: The service.
+        predictor: Predicts its layouts.
+        unknown: Variants whose times are assumed: at most one instance of a predicted layout is theirs.
+        held: Those among them that are in no layout.
+    """
     if isinstance(search, PredictiveSearch):
-        return replace(search, candidates=setup.candidates, predictor=predictor)
-    accuracy = {variant.name: variant.accuracy_ratio for variant in setup.family.variants}
+
+        def fits(layout: Layout) -> bool:
+            counts = layout.counts
+            return not counts.keys() & set(held) and sum(counts.get(name, 0) for name in unknown) <= 1
+
+        return replace(search, candidates=tuple(filter(fits, setup.candidates)), predictor=predictor)
+    variants = [variant for variant in setup.family.variants if variant.name not in held]
+    accuracy = {variant.name: variant.accuracy_ratio for variant in variants}
     memory = {variant.name: variant.memory_bytes for variant in setup.family.variants}
     return search.over(accuracy, misfits(slice_menu(setup.partitions), memory), predictor)
 
@@ -157,36 +198,62 @@ def nearest(former: ModelFamily, variant: ModelVariant, known: Collection[str]) 
     return min(others, key=lambda one: (abs(one.accuracy_ratio - variant.accuracy_ratio), -one.accuracy_ratio)).name
 
 
-def live_revision(one: RunningService, views: Sequence[ReplicaView], now_s: float) -> Revision | None:
+def live_revision(
+    one: RunningService, views: Sequence[ReplicaView], now_s: float, answers: JoinedAnswers
+) -> Revision | None:
     """A service whose assumed times are replaced by live ones, where enough answers show them; None for no change.
+
+    A variant that replicas do not keep loaded in spite of the policy can answer no share: layouts with it are chosen
+    from what is assumed.
 
     Args:
         one: The service.
         views: Replicas now.
         now_s: Unix seconds.
+        answers: Collects the answers of variants whose times are assumed.
     """
     chosen = one.chosen
-    assumed = [] if chosen is None else [name for name, unknown in chosen.policy.family if unknown]
-    if chosen is None or not assumed:
+    unknown = frozenset() if chosen is None else assumed(chosen.policy.family)
+    records = answers.of(one.name, unknown, one.window.since(now_s) if unknown else (), now_s)
+    if chosen is None or not unknown:
         return None
-    profile, words, still = chosen.predictor.profile, [], set(assumed)
-    seen = live_slices(one.window.since(now_s), {view.id: view.spec.slice for view in views})
+    profile, words, still = chosen.predictor.profile, [], set(unknown)
+    seen = live_slices(records, {view.id: view.spec.slice for view in views})
     known = {entry.variant for entry in profile.entries} - still
-    for name in assumed:
+    for name in sorted(unknown):
         if (ratio := live_ratio(profile, name, seen, known)) > 0:
             profile = rescaled(profile, name, ratio)
             words.append(f"{one.name}: {name} takes {ratio:.2f} times what was planned, by its live answers")
             still.discard(name)
+    mine = [view for view in views if view.spec.service == one.name and view.state is ReplicaState.READY]
+    loaded = set.intersection(*({view.spec.variant, *view.warm} for view in mine)) if mine else set()
+    if mine and answers.overdue(one.name, now_s) and not still <= loaded and not _tries(chosen.policy.search, still):
+        absent = ", ".join(sorted(still - loaded))
+        words.append(f"{one.name}: replicas do not keep {absent} loaded; its layouts are planned with assumed times")
+        held: frozenset[str] | set[str] = frozenset()
+    else:
+        held = {name for name in still if not _tries(chosen.policy.search, {name})}
     if not words:
         return None
-    predictor, search = replace(chosen.predictor, profile=profile), chosen.policy.search
-    over: PredictiveSearch | TrialSearch
-    if isinstance(search, TrialSearch):
-        over = search.over(search.accuracy_ratio, search.disabled, predictor)
-    else:
-        over = replace(search, predictor=predictor)
+    setup = replace(one.setup, family=replace(one.setup.family, variants=_present(one)))
+    predictor = replace(chosen.predictor, profile=profile)
+    over = _search_over(chosen.policy.search, setup, predictor, still, held)
     policy = replace(chosen.policy, search=over, family=family_of((name for name, _ in chosen.policy.family), still))
     return Revision(one.setup, replace(chosen, policy=policy, predictor=predictor, remark="; ".join(words)))
+
+
+def _tries(search: PredictiveSearch | TrialSearch, names: Collection[str]) -> bool:
+    """Whether a search chooses layouts with some of these variants."""
+    if isinstance(search, TrialSearch):
+        return not search.accuracy_ratio.keys().isdisjoint(names)
+    return any(not layout.counts.keys().isdisjoint(names) for layout in search.candidates)
+
+
+def _present(one: RunningService) -> tuple[ModelVariant, ...]:
+    """The variants that a service may choose from, without those that left."""
+    assert one.chosen is not None  # asked before
+    names = dict(one.chosen.policy.family)
+    return tuple(variant for variant in one.setup.family.variants if variant.name in names)
 
 
 def live_slices(records: Sequence[RequestRecord], slices: Mapping[str, Slice]) -> dict[tuple[str, Slice], Timings]:

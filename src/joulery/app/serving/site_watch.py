@@ -10,6 +10,7 @@ from typing import Any
 
 from joulery.app.profiling.joining import JoiningTimes
 from joulery.app.serving.changed_family import base_variant, changes_family, clover_revision, live_revision
+from joulery.app.serving.joined_answers import JoinedAnswers
 from joulery.app.serving.service import objectives_from_config
 from joulery.app.serving.split import revised
 from joulery.app.wiring.model_refs import model_ref
@@ -42,6 +43,7 @@ class SiteWatch:
         cache: Where built models are kept.
         replicas: The replicas now.
         time_joining: Times a variant of a Clover policy before it joins; None to plan it as the one next to it.
+        steers: Whether the engine steers requests among the variants that a replica keeps loaded.
         read: Its content as last read.
     """
 
@@ -49,9 +51,11 @@ class SiteWatch:
     cache: Path = field(default_factory=cache_folder)
     replicas: Callable[[], Sequence[ReplicaView]] = lambda: ()
     time_joining: TimeJoining | None = None
+    steers: bool = True
     read: Site = field(init=False)
     _stamp: tuple[int, int] = field(init=False)
     _joining: dict[str, tuple[ServiceConfig, asyncio.Task[Joining]]] = field(default_factory=dict)
+    _answers: JoinedAnswers = field(default_factory=JoinedAnswers)
 
     def __post_init__(self) -> None:
         self._stamp, self.read = self._now(), load(self.path)
@@ -91,7 +95,8 @@ class SiteWatch:
         joined, refused = self._joined(services)
         changed = {revision.setup.name for revision in (*found, *joined)}
         views = self.replicas()
-        live = [live_revision(one, views, unix_s()) for name, one in services.items() if name not in changed]
+        others = [one for name, one in services.items() if name not in changed]
+        live = [live_revision(one, views, unix_s(), self._answers) for one in others]
         return [*found, *joined, *(one for one in live if one is not None)], [*warnings, *refused]
 
     def _joined(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
@@ -102,7 +107,7 @@ class SiteWatch:
                 continue
             del self._joining[name]
             try:
-                found.append(clover_revision(services[name], self.read, config, self.cache, task.result()))
+                found.append(self._taken_over(services[name], config, task.result()))
             except JouleryError as error:
                 warnings.append(f"the changed site file is not taken over: {error}")
         return found, warnings
@@ -141,13 +146,21 @@ class SiteWatch:
         joining = self._untimed(one, config)
         timing = self.time_joining
         if not joining or timing is None:
-            return clover_revision(one, self.read, config, self.cache, {})
+            return self._taken_over(one, config, {})
 
         async def timed() -> Joining:
             return {name: await timing(one, config, name, model) for name, model in joining.items()}
 
         self._joining[one.name] = config, asyncio.create_task(timed(), name=f"variants join {one.name}")
         return None
+
+    def _taken_over(self, one: RunningService, config: ServiceConfig, joining: Joining) -> Revision:
+        """The service with its changed variants, those that join with these times.
+
+        Raises:
+            JouleryError: They cannot be taken over.
+        """
+        return clover_revision(one, self.read, config, self.cache, joining, steers=self.steers)
 
     def _untimed(self, one: RunningService, config: ServiceConfig) -> dict[str, ModelRef]:
         """Variants that the service's profile does not know, with what they load."""

@@ -183,7 +183,8 @@ class _Start:
             pace=pace,
         )
         if options.file is not None and plan is None:
-            watch = SiteWatch(options.file, self.cache, engine.replicas, self._timing(engine))
+            steers = hasattr(engine, "set_mix")
+            watch = SiteWatch(options.file, self.cache, engine.replicas, self._timing(engine), steers)
             session.follow(lambda: watch.revisions(session.services))
         return session
 

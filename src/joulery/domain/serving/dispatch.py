@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Generic, TypeVar
@@ -74,18 +74,29 @@ class Server(Generic[T, W]):
         payload: Returned to the driver as it is.
         variant: What it runs.
         batch: How many requests it takes at once.
+        batches: The same for other variants, where that is another number.
+        turn: The variant that it answers the next requests with that name none; empty for its own.
         max_delay_s: How long a request waits for others before a smaller batch will do.
         held: What it works on; a withdrawn request stays here until its replica is done with it.
         leaving: True when it takes no more requests.
         warm: Other variants that it can run too.
     """
 
-    __slots__ = ("batch", "held", "leaving", "max_delay_s", "payload", "variant", "warm")
+    __slots__ = ("batch", "batches", "held", "leaving", "max_delay_s", "payload", "turn", "variant", "warm")
 
-    def __init__(self, payload: W, variant: str = "", *, batch: int = 1, max_delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        payload: W,
+        variant: str = "",
+        batch: int = 1,
+        max_delay_s: float = 0.0,
+        batches: Mapping[str, int] | None = None,
+    ) -> None:
         self.payload = payload
         self.variant = variant
         self.batch = batch
+        self.batches = batches or {}
+        self.turn = ""
         self.max_delay_s = max_delay_s
         self.held: list[Ticket[T]] = []
         self.leaving = False
@@ -94,6 +105,15 @@ class Server(Generic[T, W]):
     def runs(self, variant: str) -> bool:
         """Whether it can run a variant; any where that is empty."""
         return variant in ("", self.variant) or variant in self.warm
+
+    def become(self, other: Server[T, W], warm: frozenset[str]) -> None:
+        """Take requests as another one does from the next request on, with these other variants."""
+        self.variant, self.warm, self.turn = other.variant, warm, ""
+        self.batch, self.batches, self.max_delay_s = other.batch, other.batches, other.max_delay_s
+
+    def most(self, variant: str) -> int:
+        """How many requests it takes at once that name a variant; that name none where it is empty."""
+        return self.batches.get(variant or self.turn, self.batch)
 
     @property
     def ticket(self) -> Ticket[T] | None:
@@ -134,6 +154,15 @@ class Dispatcher(Generic[T, W]):
         return self._waiting[0].since_s if self._waiting else math.inf
 
     @property
+    def first_idle(self) -> Server[T, W] | None:
+        """The longest-idle replica: it takes the next request that names no variant. None when none is free."""
+        return self._idle[0] if self._idle else None
+
+    def since_s(self, place: int) -> float:
+        """When a waiting request arrived, by its place in the queue, on the driver's clock; infinity for none."""
+        return self._waiting[place].since_s if place < len(self._waiting) else math.inf
+
+    @property
     def idle(self) -> int:
         """Replicas that wait."""
         return len(self._idle)
@@ -163,12 +192,13 @@ class Dispatcher(Generic[T, W]):
             server = self._free_for(ticket)
             if server is None or (filling and (id(server), ticket.kind) in filling):
                 continue
-            if server.batch == 1 or ticket.kind is None:
+            most = server.most(ticket.variant)
+            if most == 1 or ticket.kind is None:
                 del self._waiting[index]
                 return self._give([ticket], server)
-            batch = self._batch(index, server)
+            batch = self._batch(index, server, most)
             ripe_s = ticket.since_s + server.max_delay_s
-            if len(batch) == server.batch or ripe_s <= now_s:
+            if len(batch) == most or ripe_s <= now_s:
                 for member in batch:
                     self._waiting.remove(member)
                 return self._give(batch, server)
@@ -263,12 +293,12 @@ class Dispatcher(Generic[T, W]):
         running = [ticket for server in self.servers for ticket in server.held if ticket.open]
         return [*self._waiting, *running]
 
-    def _batch(self, index: int, server: Server[T, W]) -> list[Ticket[T]]:
+    def _batch(self, index: int, server: Server[T, W], most: int) -> list[Ticket[T]]:
         """The request at an index and those behind it that may go with it, as many as the replica takes."""
         first = self._waiting[index]
         found = [first]
         for ticket in islice(self._waiting, index + 1, None):
-            if len(found) == server.batch:
+            if len(found) == most:
                 break
             # One variant answers a batch: where several are loaded, requests that name one go with their like.
             fits = ticket.variant == first.variant if server.warm else ticket.variant in ("", server.variant)

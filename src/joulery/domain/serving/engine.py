@@ -111,6 +111,8 @@ class ReplicaSpec:
         device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
         warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
             answer.
+        warm_batches: ``((variant, requests), …)``: how many it may answer together with each of those; with the others
+            as many as with its own.
         together: Replicas with the same word share one MIG slice under MPS; empty for a slice to itself.
         memory_bytes: Memory of the process beyond which it keeps no more of them; 0 for no bound.
     """
@@ -128,11 +130,12 @@ class ReplicaSpec:
     warm: tuple[tuple[str, ModelRef], ...] = ()
     memory_bytes: int = 0
     together: str = ""
+    warm_batches: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.threads < 0:
             raise ConfigError("a replica cannot have negative threads", pointer=self.service, got=str(self.threads))
-        if self.batch < 1 or not 0 <= self.max_delay_s < math.inf:
+        if min([self.batch, *dict(self.warm_batches).values()]) < 1 or not 0 <= self.max_delay_s < math.inf:
             raise ConfigError(
                 "a replica batches one request or more, and waits a finite time for them",
                 pointer=self.service,

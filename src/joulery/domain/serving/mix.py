@@ -118,6 +118,7 @@ class MixCounter:
     def __init__(self, mix: VariantMix = OWN) -> None:
         self.mix = mix
         self._due: dict[str, float] = {}
+        self._picked: tuple[Weights, str] = ((), "")
 
     def choose(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float, requests: int = 1) -> str:
         """The variant that answers the next request, or the next batch.
@@ -129,17 +130,35 @@ class MixCounter:
             oldest_wait_s: Seconds that the oldest of them has waited; 0 for none.
             requests: In the batch.
         """
+        variant = self.pick(own, warm, waiting, oldest_wait_s, requests)
+        self.count(requests)
+        return variant
+
+    def pick(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float, requests: int = 1) -> str:
+        """The same without counting it: how many requests go together may depend on the variant. See :meth:`count`."""
         weights = self.mix.weights(waiting, oldest_wait_s)
         if not weights:
+            self._picked = (), ""
             return own
-        due, rest = self._due, 1.0
-        for name, share in weights:
-            due[name] = due.get(name, 0.0) + share * requests
-            rest -= share
-        due[""] = due.get("", 0.0) + max(rest, 0.0) * requests
-        chosen = max((*(name for name, _ in weights), ""), key=due.__getitem__)
-        due[chosen] -= requests
+        shares = {**dict(weights), "": _rest(weights)}
+        due = self._due
+        chosen = max(shares, key=lambda name: due.get(name, 0.0) + shares[name] * requests)
+        self._picked = weights, chosen
         return chosen if chosen in warm else own
+
+    def count(self, requests: int) -> None:
+        """So many requests are answered by the variant that was picked last."""
+        weights, chosen = self._picked
+        if not weights:
+            return
+        for name, share in (*weights, ("", _rest(weights))):
+            self._due[name] = self._due.get(name, 0.0) + share * requests
+        self._due[chosen] -= requests
+
+
+def _rest(weights: Weights) -> float:
+    """The share of each replica's own variant."""
+    return max(0.0, 1.0 - sum(share for _, share in weights))
 
 
 class ServiceMixes:

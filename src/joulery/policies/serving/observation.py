@@ -148,6 +148,8 @@ class Observation:
         occupied_s: Mean seconds that a request of each variant kept its replica busy lately; its part of a batch's.
         batched: Mean requests of the batches that each variant answered; empty where they are answered one by one.
         tail_latency_s: The 99th percentile of the latest latencies (:func:`tail_latency_s`); NaN while unknown.
+        held_s: Seconds that a replica has been working on the oldest request of each variant, where that is longer than
+            the SLO's latency.
         changing: Whether a decision is being carried out: ``running`` is what serves meanwhile.
     """
 
@@ -170,6 +172,7 @@ class Observation:
     tail_latency_s: float = math.nan
     changing: bool = False
     batched: Mapping[str, float] = field(default_factory=dict)
+    held_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def demand_rps(self) -> float:
@@ -196,6 +199,7 @@ class Observation:
             **({} if math.isnan(self.tail_latency_s) else {"tail_latency_s": self.tail_latency_s}),
             **({"changing": True} if self.changing else {}),
             **({"batched": dict(self.batched)} if self.batched else {}),
+            **({"held_s": dict(self.held_s)} if self.held_s else {}),
         }
 
     @classmethod
@@ -218,6 +222,7 @@ class Observation:
             tail_latency_s=float(data.get("tail_latency_s", math.nan)),
             changing=bool(data.get("changing", False)),
             batched={str(name): float(value) for name, value in data.get("batched", {}).items()},
+            held_s={str(name): float(value) for name, value in data.get("held_s", {}).items()},
             **numbers,
         )
 

@@ -30,6 +30,7 @@ from joulery.domain.serving.service import SloScope
 from joulery.perf.layouts import Predictor
 from joulery.policies.consolidation import Consolidation
 from joulery.policies.family_change import FAMILY, decision_kind, family_from, followed, has_left, seen_by
+from joulery.policies.newcomers import assumed, introduced, trusted
 from joulery.policies.serving import messages
 from joulery.policies.serving.messages import ms, quantile, short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
@@ -149,12 +150,11 @@ class ServicePolicy:
 
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
         """Protect the SLO where it is threatened; else follow the trial that runs, or search if something moved."""
-        state = followed(state, self.family, replans=isinstance(self.search, PredictiveSearch))
-        observation = seen_by(self.family, observation)
-        step = self._decide(self._observed(state, observation), observation)
+        state, seen = followed(state, self.family), seen_by(self.family, observation)
+        step = self._decide(self._observed(state, seen), seen)
         rule, known, demand_rps = self.consolidation, self.search.predictor, self._demand(step.state)
         if rule is not None and known is not None:
-            step = rule.apply(step, observation, self.service, self.objectives, known, demand_rps)
+            step = rule.apply(step, seen, self.service, self.objectives, known, demand_rps)
         return self.steer(step, observation)
 
     def queue_limit(self, state: ServiceState, seen: Observation) -> QueueLimit | None:
@@ -165,7 +165,7 @@ class ServicePolicy:
         Without loaded variants to turn to, the limit holds only while more requests arrive than the leanest layout can
         serve: until it runs, late answers are better than none.
         """
-        predictor = self.search.predictor
+        predictor, seen = self.search.predictor, seen_by(self.family, seen)
         if self.objectives.slo.scope is not SloScope.END_TO_END or predictor is None or not self._attainable(state):
             return None
         scaler, ratio = self._scaler(predictor, state), state.admission_ratio
@@ -200,7 +200,7 @@ class ServicePolicy:
         """Begin a search."""
         if state.changes and cause != FAMILY:
             cause, words = FAMILY, f"{state.changes}; {words}"
-        begun, search = self._begin(state, seen, cause, words), self.search
+        begun, search = self._begin(state, seen, cause, words), trusted(self.search, state, seen.now_s)
         return (
             self._predict(begun, seen, search)
             if isinstance(search, PredictiveSearch)
@@ -274,6 +274,10 @@ class ServicePolicy:
 
     def steer(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
         """The step with a decision on the mix of loaded variants, where the one in force is another."""
+        return introduced(self._steered(step, seen_by(self.family, seen)), seen, self)
+
+    def _steered(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
+        """The same among the variants whose times are known."""
         state, predictor = step.state, self.search.predictor
         if predictor is None or seen.running is None or not steers(seen, predictor):
             return step
@@ -296,7 +300,7 @@ class ServicePolicy:
         """The layout that serves most requests among those that are accurate enough while the SLO is threatened."""
         floor = self.objectives.threatened_accuracy_ratio
         goals = self.objectives if floor is None else replace(self.objectives, minimum_accuracy_ratio=floor)
-        leanest = self.search.leanest(goals)
+        leanest = self.search.leanest(goals, assumed(self.family))
         if leanest is not None or not isinstance(self.search, TrialSearch):
             assert leanest is not None, "a predictive search has a profile"
             return leanest

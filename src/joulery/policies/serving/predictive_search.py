@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -125,9 +125,15 @@ class PredictiveSearch:
         expected_s = latency_s((best, metrics))
         return PredictedChoice(best, metrics, expected_s, expected_s <= goals.slo.latency_s, len(judged))
 
-    def leanest(self, goals: ServiceObjectives) -> Layout:
-        """The layout with the largest capacity among those as accurate as the objectives ask."""
-        return leanest_layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio)
+    def leanest(self, goals: ServiceObjectives, unknown: Collection[str] = ()) -> Layout:
+        """The layout with the largest capacity among those as accurate as the objectives ask.
+
+        Args:
+            goals: The objectives.
+            unknown: Variants of unknown times: none of theirs, where there are others.
+        """
+        candidates = known_layouts(self.candidates, unknown)
+        return leanest_layout(candidates, self.predictor, goals.minimum_accuracy_ratio)
 
     def _score(self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float) -> float:
         return self.objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh, goals.lambda_ratio)
@@ -140,6 +146,13 @@ class PredictiveSearch:
         score = self._score(metrics, goals, g_per_kwh)
         within, worth = rank(round(score, 9), latency_s, goals.slo.latency_s)
         return within, worth, -metrics.energy_j if within else -metrics.utilisation_ratio
+
+
+def known_layouts(candidates: tuple[Layout, ...], unknown: Collection[str]) -> tuple[Layout, ...]:
+    """The layouts without some variants; all of them where there are no others."""
+    if not unknown:
+        return candidates
+    return tuple(one for one in candidates if one.counts.keys().isdisjoint(unknown)) or candidates
 
 
 def leanest_layout(candidates: Sequence[Layout], predictor: Predictor, minimum_accuracy_ratio: float) -> Layout:

@@ -66,6 +66,7 @@ class ServiceState:
         threat: What the last observation showed of threats to the SLO.
         protecting: Whether the SLO is protected: leaner variants or the leanest layout serve until there is room.
         threat_s: Time of the last threat to the SLO.
+        doubted_s: Time of the last sign that a variant whose times are assumed is slow.
         weights: Shares of requests that loaded variants answer while it is; empty for the layout's own.
         mix: The mix last decided on, and what it was computed for.
         admission_ratio: Part of the profiled queue that may wait; below 1 while answers are late in spite of it.
@@ -106,6 +107,7 @@ class ServiceState:
     threat: Threat = NO_THREAT
     protecting: bool = False
     threat_s: float = -math.inf
+    doubted_s: float = -math.inf
     weights: Weights = ()
     mix: tuple[VariantMix, object] = (OWN, None)
     admission_ratio: float = 1.0

@@ -7,7 +7,7 @@ ServiceState`, and the search is made again from that for each question, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from joulery.policies.serving.learning_search import LearningBudget, LearningSea
 from joulery.policies.serving.messages import ms, quantile
 from joulery.policies.serving.objective import Objective, ServiceObjectives
 from joulery.policies.serving.observation import Observation
-from joulery.policies.serving.predictive_search import leanest_layout
+from joulery.policies.serving.predictive_search import known_layouts, leanest_layout
 from joulery.policies.serving.state import RandomState, ServiceState
 from joulery.policies.serving.trials import MeasuredLayout, TrialBudget
 
@@ -290,11 +290,17 @@ class TrialSearch:
             return "accuracy", f"accuracy {mean:.2%} below the minimum of {least:.2%}"
         return None
 
-    def leanest(self, goals: ServiceObjectives) -> Layout | None:
-        """The layout with the largest profiled capacity that is accurate enough; None without a profile."""
+    def leanest(self, goals: ServiceObjectives, unknown: Collection[str] = ()) -> Layout | None:
+        """The layout with the largest profiled capacity that is accurate enough; None without a profile.
+
+        Args:
+            goals: The objectives.
+            unknown: Variants of unknown times: none of theirs, where there are others.
+        """
         if self.predictor is None or self._profiled(self.space)[0] is None:
             return None
-        return leanest_layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio)
+        candidates = known_layouts(self.candidates, unknown)
+        return leanest_layout(candidates, self.predictor, goals.minimum_accuracy_ratio)
 
     def _score(
         self, goals: ServiceObjectives, baseline: MeasuredLayout, g_per_kwh: float

@@ -305,6 +305,7 @@ class ServiceObserver:
             occupied_s=occupied_s(records),
             batched=batched(records),
             tail_latency_s=_tail_latency_s(records, now_s),
+            held_s=held_s(pending, self.slo.latency_s, now_s),
         )
 
 
@@ -336,6 +337,15 @@ def occupied_s(records: Sequence[RequestRecord]) -> dict[str, float]:
         if record.outcome is Outcome.OK and record.end_s > record.start_s:
             times_s.setdefault(record.variant, []).append((record.end_s - record.start_s) / record.batch)
     return {variant: math.fsum(took) / len(took) for variant, took in sorted(times_s.items())}
+
+
+def held_s(pending: Sequence[QueuedRequest], limit_s: float, now_s: float) -> dict[str, float]:
+    """Seconds that a replica has worked on the oldest request of each variant, where longer than a limit."""
+    found: dict[str, float] = {}
+    for request in pending:
+        if request.variant and now_s - request.start_s > limit_s:  # never for one that waits: its start is NaN
+            found[request.variant] = max(found.get(request.variant, 0.0), now_s - request.start_s)
+    return dict(sorted(found.items()))
 
 
 def batched(records: Sequence[RequestRecord]) -> dict[str, float]:
@@ -428,10 +438,17 @@ class LayoutActuator:
                 device=device,
                 warm=tuple((name, self.models[name]) for name in self.loaded if name != item.variant),
                 memory_bytes=self.replica_bytes,
+                warm_batches=self._warm_batches(item),
             )
             for item, device in zip(layout.instances, self._devices(layout, running), strict=True)
         ]
         return [spec for spec in specs if spec.service != self.service] + mine
+
+    def _warm_batches(self, item: Instance) -> tuple[tuple[str, int], ...]:
+        """Requests that a replica answers together with each other variant it keeps loaded; none without batches."""
+        if not self.batches:
+            return ()
+        return tuple((name, self.batches.get((name, item.slice), 1)) for name in self.loaded if name != item.variant)
 
     def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
         """The GPU of each instance of a layout, those that run already stay on theirs."""

@@ -4,8 +4,8 @@ Proteus (Ahmad et al., ASPLOS 2024) estimates the demand by an exponentially wei
 by a mixed integer program the most accurate variants whose throughput covers 1.05 times that demand, re-solves every
 10 s (every 2 s while its artifact's bursty traces exceed a rate), routes requests in the proportions of the solution,
 and drops a request that cannot be answered in time. Here one service runs on a few slices, so that the program is
-solved exactly by enumeration; CPU time is linear in the batch, so that its batches hold one request. Its variants are
-loaded everywhere: a change costs it nothing.
+solved exactly by enumeration. Batches are as large as the profile has them, the same for both; where it has none, they
+hold one request. Its variants are loaded everywhere: a change costs it nothing.
 """
 
 from __future__ import annotations
@@ -80,8 +80,11 @@ class PolicyController:
         ended = service.ended_since(now_s - span_s)
         served = Counter(service.variant_of(request) for request in ended)
         took_s: dict[str, list[float]] = {}
+        parts: dict[str, list[float]] = {}
         for request in ended:
             took_s.setdefault(service.variant_of(request), []).append(service.occupied_s(request))
+            parts.setdefault(service.variant_of(request), []).append(1.0 / service.batch_of(request))
+        batches = any(part < 1.0 for mine in parts.values() for part in mine)
         latencies_s, quantile = service.latency_of(ended), self.policy.objectives.slo.quantile
         latency_s = float(np.quantile(latencies_s, quantile)) if ended else math.nan
         answered_s = service.arrival_s[ended] + latencies_s
@@ -103,6 +106,8 @@ class PolicyController:
             occupied_s={name: float(np.mean(times)) for name, times in sorted(took_s.items())},
             tail_latency_s=tail_latency_s(latencies_s.tolist(), answered_s.tolist(), now_s),
             changing=service.changing,
+            held_s=service.held_s(now_s),
+            batched={name: len(mine) / math.fsum(mine) for name, mine in sorted(parts.items())} if batches else {},
         )
 
 
@@ -160,9 +165,9 @@ class ProteusController:
         for names in itertools.product(sorted(self.predictor.accuracy_ratio), repeat=len(self.layout.slices)):
             layout = Layout(Instance(name, piece) for name, piece in zip(names, self.layout.slices, strict=True))
             entries = self.predictor.instances(layout)
-            if any(entry.loaded.quantile_s(self.quantile) > slo_s for entry in entries):
+            if any(entry.slowest_s(self.quantile) > slo_s for entry in entries):
                 continue
-            rate_rps = math.fsum(1.0 / entry.loaded.mean_s for entry in entries)
+            rate_rps = math.fsum(1.0 / entry.each_s for entry in entries)
             covers = rate_rps >= self.beta * demand_rps
             accuracy_ratio = self.predictor.when_busy(layout, 1.0).accuracy_ratio
             options.append(((covers, accuracy_ratio if covers else rate_rps, rate_rps), layout))

@@ -3,7 +3,8 @@
 The plant of burst studies. A :class:`Controller` looks once a period and changes what runs; a layout that needs new
 processes takes over after their start, one of other variants in the same processes at once. Every request draws the
 same quantile of its service time whatever answers it, so that two controllers on one seed differ by their decisions
-alone.
+alone. With dynamic batches the replica that is idle longest takes what waits, up to the largest batch of the variant
+that is to answer; the time of a batch is drawn for its first request.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from joulery.domain.arrays import FloatArray
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.service import Slice
 from joulery.sim.core.kernel import Kernel, Rank
+
+_NEVER_S = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class PlantSettings:
         drop_late: Whether a request that can no longer be answered within the SLO is dropped when its turn comes.
         slowdown: Service times over those of the profile, at a time.
         awake_w: Watts that each replica draws while it waits.
+        batch_delay_s: How long a batch that is not full waits for more requests.
     """
 
     slo_s: float
@@ -46,13 +50,18 @@ class PlantSettings:
     drop_late: bool = False
     slowdown: Callable[[float], float] = lambda _: 1.0
     awake_w: float = 0.0
+    batch_delay_s: float = 0.0
 
 
 class Steered(Protocol):
     """Chooses the variant of a request; see :class:`joulery.domain.serving.mix.MixCounter`."""
 
-    def choose(self, own: str, warm: Any, waiting: int, oldest_wait_s: float) -> str:
+    def pick(self, own: str, warm: Any, waiting: int, oldest_wait_s: float, /) -> str:
         """The variant that answers."""
+        ...
+
+    def count(self, requests: int, /) -> None:
+        """So many requests are answered by it."""
         ...
 
 
@@ -68,7 +77,7 @@ class Controller(Protocol):
 class _Replica:
     variant: str
     slice: Slice
-    request: int = -1
+    requests: tuple[int, ...] = ()
     leaving: bool = False
 
 
@@ -85,6 +94,7 @@ class BurstOutcome:
         slo_s: The SLO.
         awake_s: Seconds that replicas waited for requests, all together.
         awake_j: Joules of that.
+        batch: Requests in the batch of each answered request, int64[n]; 0 for none.
     """
 
     arrival_s: FloatArray
@@ -95,6 +105,13 @@ class BurstOutcome:
     slo_s: float
     awake_s: float = 0.0
     awake_j: float = 0.0
+    batch: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def mean_batch(self) -> float:
+        """Requests a batch, on average over the batches; NaN where nothing was answered."""
+        sizes = self.batch[self.batch > 0]
+        return len(sizes) / float(np.sum(1.0 / sizes)) if len(sizes) else math.nan
 
     @property
     def answered(self) -> int:
@@ -136,6 +153,8 @@ class ElasticService:
         running: The layout that serves; None before the first.
         steering: Chooses variants; None for each replica's own.
         limit: What may wait; None for all.
+        batches: The same samples for batches of 2 requests and more, by their number; none where a variant answers
+            requests one by one.
     """
 
     profile: Mapping[tuple[str, Slice], tuple[FloatArray, FloatArray, float]]
@@ -146,6 +165,7 @@ class ElasticService:
     running: Layout | None = None
     steering: Steered | None = None
     limit: QueueLimit | None = None
+    batches: Mapping[tuple[str, Slice], Mapping[int, tuple[FloatArray, FloatArray]]] = field(default_factory=dict)
     changes: list[tuple[float, str]] = field(default_factory=list)
     _kernel: Kernel = field(default_factory=Kernel)
     _queue: deque[int] = field(default_factory=deque)
@@ -156,6 +176,7 @@ class ElasticService:
     _next: Layout | None = None
     _awake_s: float = 0.0
     _counted_s: float = 0.0
+    _ripe_s: float = _NEVER_S
 
     def __post_init__(self) -> None:
         count = len(self.arrival_s)
@@ -165,6 +186,7 @@ class ElasticService:
         self._end_s = np.full(count, np.inf)
         self._energy_j = np.zeros(count)
         self._variant = [""] * count
+        self._batch = np.zeros(count, np.int64)
         self._ended: deque[int] = deque()
 
     def play(self, until_s: float) -> BurstOutcome:
@@ -173,6 +195,7 @@ class ElasticService:
         kernel.on("end", Rank.COMPLETION, self._end)
         kernel.on("ready", Rank.COMPLETION, self._ready)
         kernel.on("arrival", Rank.ARRIVAL, self._arrive)
+        kernel.on("ripe", Rank.ARRIVAL, self._ripen)
         kernel.on("look", Rank.POLICY, self._look)
         kernel.at(0.0, "look", until_s)
         if len(self.arrival_s):
@@ -187,6 +210,7 @@ class ElasticService:
             self.settings.slo_s,
             self._awake_s,
             self._awake_s * self.settings.awake_w,
+            self._batch,
         )
 
     @property
@@ -202,6 +226,12 @@ class ElasticService:
     def oldest_wait_s(self, now_s: float) -> float:
         """Seconds that the oldest queued request has waited."""
         return now_s - float(self.arrival_s[self._queue[0]]) if self._queue else 0.0
+
+    def held_s(self, now_s: float) -> dict[str, float]:
+        """Seconds that a replica has worked on the oldest request of each variant, where longer than the SLO."""
+        begun = {self._variant[one.requests[0]]: one.requests[0] for one in self._replicas if one.requests}
+        held = {name: now_s - float(self._start_s[request]) for name, request in begun.items()}
+        return {name: held_s for name, held_s in sorted(held.items()) if held_s > self.settings.slo_s}
 
     def arrivals_between(self, since_s: float, until_s: float) -> int:
         """Arrivals in ``(since_s, until_s]``."""
@@ -229,9 +259,13 @@ class ElasticService:
         """The variant that answered a request."""
         return self._variant[request]
 
+    def batch_of(self, request: int) -> int:
+        """Requests in the batch of an answered request."""
+        return int(self._batch[request])
+
     def occupied_s(self, request: int) -> float:
-        """Seconds that a request kept its replica busy."""
-        return float(self._end_s[request] - self._start_s[request])
+        """Seconds that a request kept its replica busy; an equal part of its batch's."""
+        return float(self._end_s[request] - self._start_s[request]) / self.batch_of(request)
 
     def run(self, layout: Layout) -> None:
         """Have a layout run: at once in the processes that are there, else when new ones have loaded."""
@@ -285,7 +319,7 @@ class ElasticService:
                 replica.variant = item.variant
         for replica in free:
             replica.leaving = True
-        self._replicas = [one for one in self._replicas if not one.leaving or one.request >= 0] + fresh
+        self._replicas = [one for one in self._replicas if not one.leaving or one.requests] + fresh
         self._idle = deque([one for one in self._idle if not one.leaving] + fresh)
         self._pump()
 
@@ -316,29 +350,74 @@ class ElasticService:
             self._queue.popleft()
         while self._idle and self._queue:
             self._count_awake()
-            request, replica = self._queue.popleft(), self._idle.popleft()
-            variant = replica.variant
-            if self.steering is not None:
-                variant = self.steering.choose(
-                    variant, self.settings.loaded, len(self._queue), self.oldest_wait_s(now_s)
-                )
-            times_s, cpu_s, active_w = self.profile[variant, replica.slice]
-            at = int(self._pick[request] * len(times_s))
-            took_s = float(times_s[at]) * self.settings.slowdown(now_s)
-            if self.settings.drop_late and now_s + took_s > self.arrival_s[request] + self.settings.slo_s:
+            replica = self._idle[0]
+            variant = self._variant_for(now_s, replica)
+            most, own = self._most(variant, replica.slice), self._most(replica.variant, replica.slice)
+            ripe_s = float(self.arrival_s[self._queue[0]]) + (self.settings.batch_delay_s if own > 1 else 0.0)
+            if len(self._queue) < most and now_s < ripe_s:
+                if self._ripe_s != ripe_s:
+                    self._ripe_s = ripe_s
+                    self._kernel.at(ripe_s, "ripe", None)
+                return
+            taken = tuple(self._queue.popleft() for _ in range(min(most, len(self._queue))))
+            self._begin(now_s, self._idle.popleft(), variant, taken)
+
+    def _most(self, variant: str, piece: Slice) -> int:
+        """Requests of the largest batch."""
+        return max(self.batches.get((variant, piece), ()), default=1)
+
+    def _variant_for(self, now_s: float, replica: _Replica) -> str:
+        """The variant that a replica is to answer the next requests with."""
+        if self.steering is None:
+            return replica.variant
+        own = self._most(replica.variant, replica.slice)
+        behind = max(0, len(self._queue) - own)
+        waited_s = now_s - float(self.arrival_s[self._queue[own]]) if behind else 0.0
+        return self.steering.pick(replica.variant, self.settings.loaded, behind, waited_s)
+
+    def _begin(self, now_s: float, replica: _Replica, variant: str, taken: tuple[int, ...]) -> None:
+        """A replica takes a batch; where late requests are dropped, none that would be answered late."""
+        size = len(taken)
+        took_s, cpu_s = self._times(variant, replica.slice, taken)
+        took_s *= self.settings.slowdown(now_s)
+        if self.settings.drop_late:
+            latest_s = now_s + took_s - self.settings.slo_s
+            kept = [request for request in taken if latest_s <= self.arrival_s[request]]
+            if len(kept) < size:
                 self._idle.appendleft(replica)
-                continue
-            replica.request = request
-            self._start_s[request], self._variant[request] = now_s, variant
-            self._energy_j[request] = float(cpu_s[at]) * active_w
-            self._kernel.at(now_s + took_s, "end", replica)
+                self._queue.extendleft(reversed(kept))
+                return
+        if self.steering is not None:
+            self.steering.count(size)
+        replica.requests = taken
+        for request in taken:
+            self._start_s[request], self._variant[request], self._batch[request] = now_s, variant, size
+            self._energy_j[request] = cpu_s / size * self.profile[variant, replica.slice][2]
+        self._kernel.at(now_s + took_s, "end", replica)
+
+    def _times(self, variant: str, piece: Slice, taken: Sequence[int]) -> tuple[float, float]:
+        """Seconds and CPU seconds of a batch; beside measured sizes in proportion."""
+        times_s, used_s, _ = self.profile[variant, piece]
+        at = int(self._pick[taken[0]] * len(times_s))
+        points = [(1, times_s[at], used_s[at])]
+        points += [(n, one[at], two[at]) for n, (one, two) in sorted(self.batches.get((variant, piece), {}).items())]
+        high = next((k for k, point in enumerate(points) if point[0] >= len(taken)), len(points) - 1)
+        if high == 0:  # one request, or a variant that takes no batches: one after the other
+            return float(times_s[at]) * len(taken), float(used_s[at]) * len(taken)
+        (fewer, low_s, low_cpu_s), (more, high_s, high_cpu_s) = points[high - 1], points[high]
+        part = (len(taken) - fewer) / (more - fewer)
+        return float(low_s + part * (high_s - low_s)), float(low_cpu_s + part * (high_cpu_s - low_cpu_s))
+
+    def _ripen(self, _: float, __: None) -> None:
+        self._pump()
 
     def _end(self, t_s: float, replica: _Replica) -> None:
         self._count_awake()
-        request, replica.request = replica.request, -1
-        self._end_s[request] = t_s
-        self._latency_s[request] = t_s - self.arrival_s[request]
-        self._ended.append(request)
+        taken, replica.requests = replica.requests, ()
+        for request in taken:
+            self._end_s[request] = t_s
+            self._latency_s[request] = t_s - self.arrival_s[request]
+            self._ended.append(request)
         if replica.leaving:
             self._replicas.remove(replica)
         else:

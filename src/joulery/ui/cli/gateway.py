@@ -24,6 +24,12 @@ from joulery.domain.errors import ConfigError
     help="File with the token of gateways of other machines: serving.gateways.join_token_file.",
 )
 @click.option(
+    "--join-certificate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="PEM file of the certificate of serving.gateways.join_tls: encrypts the connection.",
+)
+@click.option(
     "--token-file", type=click.Path(path_type=Path), metavar="FILE", help="File with the bearer token of clients."
 )
 @click.option(
@@ -54,6 +60,7 @@ def command(
     listen: str,
     name: str | None,
     join_token_file: Path | None,
+    join_certificate: Path | None,
     token_file: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -79,6 +86,8 @@ def command(
 
     from joulery.app.serving.gateways.gateway_process import GatewayRequest, run_gateway, tls_files
 
+    if join.startswith("unix:") and join_certificate is not None:
+        raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")
     if not join.startswith("unix:") and join_token_file is None:
         raise ConfigError(
             "an engine server on another machine needs a token",
@@ -97,6 +106,7 @@ def command(
         drain_s,
         give_up_s,
         start,
+        join_certificate,
     )
 
     def say(url: str, named: str) -> None:

@@ -166,3 +166,19 @@ def test_a_slice_is_bound_to_as_many_cores_as_it_has() -> None:
     assert CORE.cores == 1
     with pytest.raises(ConfigError, match=r"slice of 1 cores .*to 2"):
         replace(toy("who"), cores=(0, 1))
+
+
+async def test_a_leaner_variant_takes_batches_of_its_own_size() -> None:
+    """The own variant's answers take too long in batches of more than two; requests steered to the other need not."""
+    models = {name: toy("rows").model for name in ("a", "b")}
+    spec = batched(batch=2, variant="a", model=models["a"], warm=(("b", models["b"]),), warm_batches=(("b", 6),))
+    async with running(spec) as engine:
+        assert [answer.batch for answer in await asked(engine, range(5))] == [1, 2, 2, 2, 2]
+        engine.set_mix("toy", VariantMix((MixStep(1.0, 1e6, (("b", 1.0),)),)))
+        answers = await asked(engine, range(7))
+        assert [(answer.variant, answer.batch) for answer in answers] == [("b", 1), *[("b", 6)] * 6]
+        named = await asyncio.gather(*(ask(engine, x=[float(value)], variant="a") for value in range(5)))
+        assert max(answer.batch for answer in named) == 2, "a request that names a variant is batched as that one"
+        await engine.apply([replace(spec, variant="b", batch=6, warm=(("a", models["a"]),), warm_batches=(("a", 2),))])
+        engine.set_mix("toy", VariantMix())
+        assert [answer.batch for answer in await asked(engine, range(7))] == [1, *[6] * 6]

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix
+from joulery.policies.newcomers import shared, unshared
 from tests.adapters.engines.support import ask, running, toy, until
 
 MODELS = {name: toy("with_options", options=f'{{"offset": {offset}}}').model for name, offset in (("a", 1), ("b", 2))}
@@ -38,6 +39,16 @@ async def test_a_mix_steers_requests_to_the_variants_that_are_loaded() -> None:
         assert engine.replicas()[0].pid == view.pid
         named = await answers(engine, 2, variant="b")
         assert [answer.variant for answer in named] == ["b", "b"], "a request may name any loaded variant"
+
+
+async def test_a_variant_that_joined_answers_its_first_share_and_none_in_front_of_a_queue() -> None:
+    async with running(warm()) as engine:
+        engine.set_mix("toy", shared(OWN, ["b"], 0.02))
+        found = await answers(engine, 150)
+        assert Counter(answer.variant for answer in found) == {"a": 147, "b": 3}
+        found = await asyncio.gather(*(ask(engine, x=[0.0]) for _ in range(120)))
+        assert Counter(answer.variant for answer in found)["b"] <= 1, "only the first and the last have none behind"
+        assert engine.mix("toy").steady == (("b", 0.02),) and unshared(engine.mix("toy")) == OWN
 
 
 async def test_a_longer_queue_is_answered_by_the_leaner_variant() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from joulery import __version__
+from joulery.adapters.engines.shared import client as client_module
 from joulery.adapters.engines.shared import control as control_module
 from joulery.adapters.engines.shared.client import EngineClient, GatewayName
 from joulery.adapters.engines.shared.control import ControlServer
@@ -36,8 +37,10 @@ from joulery.domain.serving.engine import (
 from joulery.domain.serving.ledger import LedgerEntry
 from joulery.domain.serving.mix import MixStep, ServiceMixes, VariantMix
 from joulery.gateway.joined.labels import SharedLabels
+from joulery.gateway.tls import client_context
 from joulery.steady_time import unix_s
 from tests.adapters.engines.support import toy
+from tests.gateway import certificates
 from tests.waiting import eventually
 
 SPEC = toy("Double", service="s")
@@ -315,6 +318,42 @@ async def test_a_gateway_of_another_machine_needs_the_token(tmp_path: Path) -> N
             await asyncio.gather(joining, return_exceptions=True)
         listener.close()
         assert found == ["the token is wrong", "the token is wrong", ""]
+
+
+async def joined_over(played: "Site", server_tls: Any, client_tls: Any, host: str = "127.0.0.1") -> EngineClient:
+    """A gateway of another machine, once it has joined or knows why not."""
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: played.server.protocol(guarded=True), "127.0.0.1", 0, ssl=server_tls)
+    where = f"{host}:{listener.sockets[0].getsockname()[1]}"
+    client = EngineClient(where, GatewayName("far", __version__, secret=b"the token"), tls=client_tls)
+    joining = asyncio.create_task(client.run())
+    try:
+        await eventually(lambda: client.joined or client.refused)
+        if client.joined:
+            await (await played.controller()).apply([SPEC])
+            assert isinstance(await asked(client), InferResponse)
+        return client
+    finally:
+        joining.cancel()
+        await client.close()
+        await asyncio.gather(joining, return_exceptions=True)
+        listener.close()
+
+
+async def test_a_gateway_of_another_machine_joins_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the certificate that it trusts; every other way has one clear reason."""
+    monkeypatch.setattr(client_module.m, "SILENT_S", 0.5)
+    mine, other = certificates.made(tmp_path), certificates.made(tmp_path, "other")
+    server, trusting = mine.server_context(), client_context(mine.certificate)
+    async with site(tmp_path) as played:
+        assert (await joined_over(played, server, trusting)).refused == ""
+        wrong = await joined_over(played, server, client_context(other.certificate))
+        assert "not the one that is trusted here" in wrong.refused
+        elsewhere = await joined_over(played, server, trusting, "localhost")
+        assert "not the one that is trusted here" in elsewhere.refused, "it names another machine"
+        assert "it does not speak TLS" in (await joined_over(played, None, trusting)).refused
+        assert "without TLS: join with its certificate" in (await joined_over(played, server, None)).refused
+        assert not played.server.ledger.open_of("far")
 
 
 async def test_another_protocol_and_a_taken_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,20 +315,20 @@ class WorkerReplica:
 
     def new_server(self) -> Server[Any, WorkerReplica]:
         """A new server of the queue, for its next worker."""
-        return Server(self, self.spec.variant, batch=self.spec.batch, max_delay_s=self.spec.max_delay_s)
+        spec = self.spec
+        return Server(self, spec.variant, spec.batch, spec.max_delay_s, dict(spec.warm_batches))
 
     def becomes(self, spec: ReplicaSpec) -> bool:
         """Whether it can be another replica without a new process: of the same models, with another one as its own."""
         if self.state is not ReplicaState.READY or spec.variant not in self.loaded or spec.models != self.spec.models:
             return False
         same: dict[str, Any] = {"variant": "", "model": self.spec.model, "warm": (), "batch": 1, "max_delay_s": 0.0}
-        return replace(spec, **same) == replace(self.spec, **same)
+        return replace(spec, **same, warm_batches=()) == replace(self.spec, **same, warm_batches=())
 
     def become(self, spec: ReplicaSpec) -> None:
         """Be another replica from the next request on; see :meth:`becomes`."""
         self.spec = spec
-        self.server.variant, self.server.warm = spec.variant, self.warm
-        self.server.batch, self.server.max_delay_s = spec.batch, spec.max_delay_s
+        self.server.become(self.new_server(), self.warm)
 
     async def start(self) -> None:
         """Start the first worker and have it load its model.

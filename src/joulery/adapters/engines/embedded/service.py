@@ -16,7 +16,7 @@ import numpy as np
 from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
-from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, Ticket
+from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
@@ -145,14 +145,12 @@ class ServiceQueue:
         now_s = time.monotonic()
         for late in self.queue.overdue(now_s):
             late.payload.fail(self._overloaded(f"{self.name} could not answer this request within its SLO"))
-        while (pair := self.queue.pull(now_s)) is not None:
+        while (pair := self._pull(now_s)) is not None:
             ticket, server = pair
             calls = [ticket.payload for ticket in server.held]
-            start_s, variant = unix_s(), ticket.variant or server.variant
+            start_s, variant = unix_s(), ticket.variant or server.turn or server.variant
             if server.warm and not ticket.variant:
-                waited_s = now_s - self.queue.oldest_s if self.queue.waiting else 0.0
-                waiting, size = self.queue.waiting, len(calls)
-                variant = self._steering.choose(server.variant, server.warm, waiting, waited_s, size)
+                self._steering.count(len(calls))
             for call in calls:
                 call.start_s, call.replica, call.variant = start_s, server.payload, variant
             pieces = calls[0].pieces if len(calls) == 1 else encoded([call.request for call in calls])
@@ -162,6 +160,15 @@ class ServiceQueue:
             self._wake_at(self.queue.ripe_s)
         if not self.queue.waiting:
             self._emptied.set()
+
+    def _pull(self, now_s: float) -> tuple[Ticket[QueuedCall], Server[QueuedCall, WorkerReplica]] | None:
+        """The next request and its replica, once the variant is chosen: batches differ in size by variant."""
+        server = self.queue.first_idle
+        if server is not None and server.warm and self.queue.waiting:
+            behind = max(0, self.queue.waiting - server.batch)
+            waited_s = now_s - self.queue.since_s(server.batch) if behind else 0.0
+            server.turn = self._steering.pick(server.variant, server.warm, behind, waited_s)
+        return self.queue.pull(now_s)
 
     def ready(self, replica: WorkerReplica) -> None:
         """A replica is ready to answer, or to stand by."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -83,6 +83,7 @@ class EngineClient:
     Args:
         where: ``unix:PATH`` or ``HOST:PORT``.
         name: How it introduces itself.
+        tls: Encrypts the connection, and says which certificates are trusted; None for no encryption.
         connections: Clients connected to the gateway now.
         changed: Called when the engine server's settings have come or changed.
 
@@ -96,6 +97,7 @@ class EngineClient:
         where: str,
         name: GatewayName,
         *,
+        tls: ssl.SSLContext | None = None,
         connections: Callable[[], int] = lambda: 0,
         changed: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
@@ -103,7 +105,7 @@ class EngineClient:
         self.charges = ChargeTable()
         self.away_since_s = time.monotonic()
         self.unsent_dropped = 0
-        self._connections, self._changed = connections, changed
+        self._connections, self._changed, self._tls = connections, changed, tls
         self._views: tuple[ReplicaView, ...] = ()
         self._settings: Mapping[str, Any] = {}
         self._controller_s: float | None = None
@@ -131,9 +133,11 @@ class EngineClient:
         """Join, and join again, until cancelled."""
         while True:
             link = _Link(self)
-            with suppress(OSError, CapabilityError):
+            try:
                 await self._connect(link)
                 await link.ended
+            except (OSError, CapabilityError) as error:
+                self.refused = self._distrust(link, error) or self.refused
             self._lost(link)
             await asyncio.sleep(_RETRY_S)
 
@@ -249,7 +253,7 @@ class EngineClient:
                 await loop.create_unix_connection(lambda: link, self.where.removeprefix("unix:"))
             else:
                 host, _, port = self.where.rpartition(":")
-                transport, _ = await loop.create_connection(lambda: link, host.strip("[]"), int(port))
+                transport, _ = await loop.create_connection(lambda: link, host.strip("[]"), int(port), ssl=self._tls)
                 raw = transport.get_extra_info("socket")
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await link.joined
@@ -259,6 +263,17 @@ class EngineClient:
         link.beating = loop.create_task(self._beat(link))
         while self._unsent:
             self._report(link, *self._unsent.popleft())
+
+    def _distrust(self, link: _Link, error: Exception) -> str:
+        """Why encryption keeps this gateway out; empty where something else does."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate is not the one that is trusted here: {error.verify_message}"
+        if isinstance(error, ssl.SSLError):
+            return "it does not speak TLS: add serving.gateways.join_tls to its site, or join without a certificate"
+        speechless = isinstance(error, TimeoutError) and link.connected and not link.heard
+        if speechless and self._tls is None and not self.where.startswith("unix:"):
+            return "it says nothing to a connection without TLS: join with its certificate"
+        return ""
 
     def _lost(self, link: _Link) -> None:
         """The connection has ended: what waits for an answer has none."""
@@ -317,6 +332,7 @@ class _Link(asyncio.Protocol):
         self.joined: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.heard_s = time.monotonic()
+        self.connected = self.heard = False
         self.beating: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader()
@@ -324,6 +340,7 @@ class _Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the engine server answers."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.connected = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: it has gone."""
@@ -335,7 +352,7 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: a part of a message."""
-        self.heard_s = time.monotonic()
+        self.heard_s, self.heard = time.monotonic(), True
         try:
             for frame in self._frames.feed(data):
                 if self.joined.done():

@@ -26,6 +26,7 @@ from joulery.config.serving import ServingConfig, split_address
 from joulery.domain.ports import Engine
 from joulery.gateway.access import read_token
 from joulery.gateway.joined.labels import SharedLabels
+from joulery.gateway.tls import TlsFiles
 
 GATEWAY_SOCKET, CONTROL_SOCKET, LOCK, PID = "gateway.sock", "control.sock", "engine.lock", "engine.pid"
 ENGINE_LOG = "engine.log"
@@ -40,6 +41,7 @@ class EngineProcessConfig:
         state: Folder of its sockets.
         join: ``HOST:PORT`` for gateways of other machines; None for none.
         join_token_file: File with their token.
+        join_tls: Files of the certificate and the key that encrypt their connections; None for no encryption.
         outlive_s: It ends when no controller has come for so long.
         services: The site's services.
     """
@@ -49,6 +51,7 @@ class EngineProcessConfig:
     join_token_file: str | None
     outlive_s: float
     services: list[str] = field(default_factory=list)
+    join_tls: tuple[str, str] | None = None
 
     def to_json(self) -> str:
         """As one argument of a command line."""
@@ -110,7 +113,7 @@ async def _serve(config: EngineProcessConfig) -> None:
     control = ControlServer(server, lambda plan: plan.engine(), stop.set)
     async with AsyncExitStack() as stack:
         server.start()
-        await stack.enter_async_context(_listening(server, control, config.join))
+        await stack.enter_async_context(_listening(server, control, config))
         while not stop.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _WATCH_S)
@@ -123,16 +126,17 @@ async def _serve(config: EngineProcessConfig) -> None:
 
 
 @asynccontextmanager
-async def _listening(server: EngineServer, control: ControlServer, join: str | None) -> AsyncIterator[None]:
+async def _listening(server: EngineServer, control: ControlServer, config: EngineProcessConfig) -> AsyncIterator[None]:
     """The sockets; those for this machine's processes are in a folder that only their user can enter."""
     loop = asyncio.get_running_loop()
     listeners: list[asyncio.AbstractServer] = []
     try:
         _remove_sockets()
         listeners.append(await loop.create_unix_server(server.protocol, GATEWAY_SOCKET))
-        if join is not None:
-            host, port = split_address(join)
-            listeners.append(await loop.create_server(lambda: server.protocol(guarded=True), host, port))
+        if config.join is not None:
+            host, port = split_address(config.join)
+            tls = None if config.join_tls is None else TlsFiles(*map(Path, config.join_tls)).server_context()
+            listeners.append(await loop.create_server(lambda: server.protocol(guarded=True), host, port, ssl=tls))
         listeners.append(await asyncio.start_unix_server(control.connected, CONTROL_SOCKET, limit=1 << 26))
         yield
     finally:

@@ -23,7 +23,7 @@ from joulery.gateway.joined.admin import forwarding_app
 from joulery.gateway.joined.labels import LatestCall
 from joulery.gateway.joined.metrics import OwnMetrics
 from joulery.gateway.server import GatewayServer, ServerLimits
-from joulery.gateway.tls import TlsFiles
+from joulery.gateway.tls import TlsFiles, client_context
 
 _PATIENCE_S = 0.2
 
@@ -44,6 +44,7 @@ class GatewayRequest:
         drain_s: How long a stop waits for requests.
         give_up_s: It ends when the engine server was away for so long; None for never.
         start: Identifies how it was started.
+        join_certificate: Certificate that encrypts the connection to the engine server; None for no encryption.
     """
 
     join: str
@@ -57,6 +58,7 @@ class GatewayRequest:
     drain_s: float = 10.0
     give_up_s: float | None = None
     start: str = ""
+    join_certificate: Path | None = None
 
 
 def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
@@ -121,6 +123,7 @@ class _Parts:
         self.engine = EngineClient(
             request.join,
             GatewayName(request.name, __version__, request.start, secret),
+            tls=None if request.join_certificate is None else client_context(request.join_certificate),
             connections=lambda: self.connections(),
             changed=self._configure,
         )

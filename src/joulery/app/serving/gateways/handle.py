@@ -356,6 +356,9 @@ def check_gateways(site: Site) -> None:
             pointer="serving.gateways",
             hint="leave out serving.gateways, or give the language models a site file of their own",
         )
+    join_tls = None if site.serving.gateways is None else site.serving.gateways.join_tls
+    if join_tls is not None:
+        TlsFiles(join_tls.certificate, join_tls.key).check()
     if site.fleet.devices:
         raise ConfigError(
             "services on GPUs of this machine are answered by one gateway alone",

@@ -138,13 +138,14 @@ class EngineServerProcess:
         return True
 
     def _start(self) -> None:
-        token = self.config.join_token_file
+        token, tls = self.config.join_token_file, self.config.join_tls
         made = EngineProcessConfig(
             str(self.folder),
             self.config.join,
             None if token is None else str(token.absolute()),
             self.config.outlive_s,
             list(self.services),
+            None if tls is None else (str(tls.certificate.absolute()), str(tls.key.absolute())),
         )
         self.process = _spawn(process_command(ENGINE_PROGRAM, made.to_json()), self.folder / ENGINE_LOG, self.folder)
 
