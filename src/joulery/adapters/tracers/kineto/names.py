@@ -31,6 +31,7 @@ from joulery.adapters.tracers.kineto.regions import (
     module_path,
     name_regions,
 )
+from joulery.adapters.tracers.kineto.source_lines import name_sources
 from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, qualified
@@ -120,6 +121,8 @@ def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArr
     in_node = host.deeper(host.node, host.module) & host.deeper(host.node, host.optimizer)
     in_user = (host.user >= 0) & ~in_module & ~in_optimizer & ~in_node
 
+    path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
+    name_sources(host, paths, path, in_module)
     for inside, marker, label in (
         (in_user, host.user, _range_path),
         (in_optimizer, host.optimizer, _range_path),
@@ -130,10 +133,11 @@ def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArr
     in_loader = np.flatnonzero(in_user)
     in_loader = in_loader[loads[columns.name[host.row[host.user[in_loader]]]]] if len(in_loader) else in_loader
     phase[in_loader] = DATA
-    path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
     phase[in_module] = np.where(host.node[in_module] >= 0, RECOMPUTE, FORWARD)
     phase[in_optimizer], phase[in_node] = OPTIMIZER, BACKWARD
-    path[in_node] = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
+    differentiated = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
+    # A node without a forward operation belongs to what began the backward pass, where frames say what that was.
+    path[in_node] = np.where(differentiated == paths(UNNAMED), path[in_node], differentiated)
     return path, phase
 
 
