@@ -114,3 +114,19 @@ def test_frames_of_frameworks_and_of_the_standard_library_say_nothing(file: str,
 
 def test_empty_arguments_say_nothing() -> None:
     assert written_path({"Call stack": "", "Module Hierarchy": None}) == ("", False)
+
+
+def test_a_trace_without_stacks_says_how_to_record_one_with_them(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.op("aten::mm", 0, 10, seq=1)
+    f.node("MmBackward0", 20, 10, seq=1)
+    assert any("with_stack=True" in note for note in read_kineto(f.write(tmp_path)).notes)
+    assert not any("with_stack=True" in note for note in read_kineto(framed_step().write(tmp_path)).notes)
+
+
+def test_what_distributed_training_copies_stands_below_its_range(tmp_path: Path) -> None:
+    f = KinetoFile()
+    f.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", 0, 20)
+    f.op("aten::copy_", 5, 10)
+    names = {op for op, _ in names_of(read_kineto(f.write(tmp_path)))}
+    assert names == {f"torch.distributed.ddp.reducer::copy_bucket_to_grad/{leaf}" for leaf in ("copy_", "<self>")}

@@ -17,7 +17,13 @@ import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
 from joulery.adapters.tracers.kineto.compiled import CompiledCall
-from joulery.adapters.tracers.kineto.reader import STACKED, EventKind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.reader import (
+    MODULE_RANGE,
+    STACKED,
+    EventKind,
+    KinetoColumns,
+    read_columns,
+)
 from joulery.adapters.tracers.kineto.regions import (
     BACKWARD,
     DATA,
@@ -93,7 +99,7 @@ def name_events(
         phase=np.concatenate([phase[kept], kernels.phase]),
         composite=frozenset(name for name in ops if name.rpartition("/")[2] in composite_leaves),
         lanes=_threads(host),
-        notes=(*host.notes, *kernels.notes, *_unknown_notes(columns)),
+        notes=(*host.notes, *kernels.notes, *_nameless_notes(columns), *_unknown_notes(columns)),
     )
 
 
@@ -343,6 +349,16 @@ def _devices(columns: KinetoColumns, host_rows: int, kernel_rows: IntArray) -> t
     accelerators, back = np.unique(numbers, return_inverse=True)
     device = np.concatenate([np.zeros(host_rows, np.int64), back.astype(np.int64) + 1])
     return [HOST, *(f"GPU:{number}" for number in accelerators.tolist())], device
+
+
+def _nameless_notes(columns: KinetoColumns) -> tuple[str, ...]:
+    """That the file says nowhere which module or function an operation is of."""
+    says = any(name.startswith((MODULE_RANGE, STACKED)) for name in columns.names)
+    says = says or bool(columns.sources) or bool((columns.kind == EventKind.FRAME).any())
+    backward = any(name.startswith(NODE) for name in columns.names)
+    if says or not backward:
+        return ()
+    return ("the trace says neither modules nor functions: record it with torch.profiler.profile(with_stack=True)",)
 
 
 def _unknown_notes(columns: KinetoColumns) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ _NONE = -1
 STACKED = "nn.Module: "
 """Prefix of the Python frames of a module's call, in traces recorded ``with_stack=True``: ``nn.Module: Linear_7``."""
 _FRAME = "python_function"
+DISTRIBUTED = "torch.distributed."
+"""Prefix of the ranges of PyTorch's own distributed training, of category ``cpu_op``: they are no operations."""
 MODULE_RANGE = "QTN:"
 """Prefix of the ranges that forward hooks record around a module's forward; the cheapest are of category ``cpu_op``."""
 
@@ -225,8 +227,8 @@ class _Collector:
         """All blocks together."""
         table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((10, 0), np.int64)
         kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external, source = table
-        modules = [at for text, at in self.names.items() if text.startswith(MODULE_RANGE)]
-        kind = np.where((kind == EventKind.OP) & np.isin(name, modules), int(EventKind.RANGE), kind)
+        ranges = [at for text, at in self.names.items() if text.startswith((MODULE_RANGE, DISTRIBUTED))]
+        kind = np.where((kind == EventKind.OP) & np.isin(name, ranges), int(EventKind.RANGE), kind)
         calls = [at for text, at in self.names.items() if text.startswith(CALL)]
         kind = np.where(np.isin(name, calls), int(EventKind.OP), kind)
         tails, heads = self._arrows()
