@@ -135,6 +135,7 @@ class OrderingScenario(Section):
         "fcfs",
         "ssjf",
         "ssjf-delayed",
+        "boost",
         "oracle",
     )
     """What is compared; differences are taken against the first."""
