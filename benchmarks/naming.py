@@ -41,7 +41,7 @@ _RECORDED = (
     ("PyTorch, torch.compile, with_stack", "torch:compile+stack", True),
     ("JAX, jit, no scope", "jax:jit", True),
     ("JAX, jit and scan, no scope", "jax:scan", True),
-    ("JAX, not compiled", "jax:eager", False),
+    ("JAX, not compiled", "jax:eager", True),
 )
 """(what it is, program, whether the trace says where its operations are from)"""
 _PUBLIC = (
@@ -163,9 +163,9 @@ def run() -> Result:
             "Named: a module, a range or a scope of the program, or a function of it that called the operation. Time "
             "is that of the innermost operations; joules are those attributed under assumed powers (30 to 120 W, in "
             "16 intervals). A trace without a bar does not say where its operations were called: PyTorch without "
-            "`with_stack=True`, JAX without `jit`, whose compiled primitives are shared by all lines that use them. "
-            "In regions of `torch.compile`, names are of the caller and of the operations inside; `joulery measure "
-            "--trace torch` knows their modules.",
+            "`with_stack=True`. In regions of `torch.compile`, names are of the caller and of the operations inside; "
+            "`joulery measure --trace torch` knows their modules. Names of JAX code that is not compiled are inferred "
+            "from the order of launches.",
         ),
         checks,
         {"traces": len(rows), "largest_error": max(errors, default=0.0)},

@@ -67,7 +67,7 @@ class _Program:
     functions: set[str]
 
     def origins(self) -> dict[tuple[str, str], Origin]:
-        """Origin of each instruction that has one, and an empty one of the program itself."""
+        """Origin of each instruction that has one; the program itself, without a name, has all places of the table."""
         roots = {name: each for name, instructions in self.computations.items() for each in instructions if each.root}
         callers = {
             called: each
@@ -84,7 +84,10 @@ class _Program:
                     known[each.name] = Origin(named.op_name, "" if common is None else named.place or common)
         for name, instructions in self.computations.items():
             self._serve(instructions, known, callers.get(name))
-        return {(self.name, ""): Origin("")} | {(self.name, name): origin for name, origin in known.items()}
+        parts = dict.fromkeys(part for place in sorted(self._places()) for part in place.split("/"))
+        return {(self.name, ""): Origin("", "/".join(parts))} | {
+            (self.name, name): origin for name, origin in known.items()
+        }
 
     def _serve(self, instructions: list[_Instruction], known: dict[str, Origin], caller: _Instruction | None) -> None:
         """Give added instructions the origin of what they serve, in place."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from joulery.adapters.tracers.chrome import open_stream
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.tf1 import gradient_scopes, phase
 from joulery.adapters.tracers.xla.hlo import qualified_op
+from joulery.adapters.tracers.xla.launches import launch_places
 from joulery.adapters.tracers.xla.origins import Origin, Origins, origins_in_proto
 from joulery.adapters.tracers.xla.protobuf import WireError, fields, number, sub, text
 from joulery.domain.errors import DataError
@@ -78,7 +79,7 @@ def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
     """
     jax = [event for event in profile.events if "hlo_op" in event.stats]
     if jax:
-        return xla_trace(jax, profile.origins, profile.start_ns)
+        return xla_trace(jax, profile.origins, profile.start_ns, launch_places(profile.events, profile.origins))
     nodes = [(event, match) for event in profile.events if (match := _TF_NODE.match(_node(event)))]
     if not nodes:
         raise DataError(
@@ -113,8 +114,17 @@ def _node(event: Event) -> str:
     return str(event.stats.get("tf_op") or event.name)
 
 
-def xla_trace(events: list[Event], origins: Origins, start_ns: int) -> EventTrace:
-    """Events of compiled programs, named by the source operation of their instruction."""
+def xla_trace(
+    events: list[Event], origins: Origins, start_ns: int, launched: Mapping[tuple[str, object], str] | None = None
+) -> EventTrace:
+    """Events of compiled programs, named by the source operation of their instruction.
+
+    Args:
+        events: Runs of instructions.
+        origins: Where instructions come from.
+        start_ns: Unix nanoseconds that the events count from; 0 where it is not known.
+        launched: Functions that launched a run, by (HLO module, run), where the program does not say.
+    """
     names, phases, lost, added, nowhere = [], [], 0, 0, 0
     modules = {module for module, _ in origins}
     known: dict[tuple[Origin, str], tuple[str, str]] = {}
@@ -122,12 +132,14 @@ def xla_trace(events: list[Event], origins: Origins, start_ns: int) -> EventTrac
         key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
         short = key[0].partition("(")[0]
         origin = origins.get(key) or origins.get((short, key[1]))
+        by = (launched or {}).get((short, event.stats.get("run_id")), "")
         if origin is None:
             inside = not modules.isdisjoint((short, key[0]))
             nowhere, lost = nowhere + inside, lost + (not inside)
-            names.append(qualified(UNNAMED, key[1]))
+            names.append(f"{by}/{_NUMBER.sub('', key[1])}" if by else qualified(UNNAMED, key[1]))
             phases.append("")
             continue
+        origin = origin if origin.place or not by else origin._replace(place=by)
         added += origin.added
         own = _NUMBER.sub("", key[1]) if origin.added else ""
         if (origin, own) not in known:
