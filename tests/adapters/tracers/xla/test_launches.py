@@ -50,6 +50,7 @@ def test_runs_are_paired_with_launches_in_order() -> None:
         "train.py:12 step/train.py:3 layer/mul",
         "train.py:12 step/mul",
     ]
+    assert not trace.phase.any(), "a primitive does not say which pass launched it"
 
 
 @pytest.mark.parametrize("missing", ["launch", "run"])

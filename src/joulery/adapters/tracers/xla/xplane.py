@@ -147,7 +147,7 @@ def xla_trace(
             known[origin, own] = (f"{name.rpartition('/')[0]}/{own}" if own else name), when
         name, when = known[origin, own]
         names.append(name)
-        phases.append(when)
+        phases.append("" if by else when)  # a primitive does not know which pass launched it
     notes = []
     if added:
         notes.append(
