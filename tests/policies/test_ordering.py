@@ -123,3 +123,32 @@ def test_speculation_pays_on_a_loaded_server() -> None:
         assert sorted(order) == list(range(n))
         mean[name] = np.mean([finish[i] - jobs[i][0] for i in range(n)])
     assert mean["sjf"] < 0.75 * mean["fcfs"]
+
+
+spaced = st.integers(0, 640).map(lambda n: n / 64 + 1 / 256)
+"""Predictions that differ have head starts that differ by more than rounding."""
+
+
+@given(st.lists(st.tuples(grid, grid, spaced), max_size=25), st.sampled_from([2.0, 30.0, 120.0]))
+def test_boost_serves_by_arrival_less_the_head_start(jobs: list[Job], decay_s: float) -> None:
+    aging = Aging.boost(decay_s)
+    order, _ = run(jobs, aging)
+    assert sorted(order) == list(range(len(jobs)))
+    now_s = 0.0
+    waiting = set(range(len(jobs)))
+    for number in order:
+        now_s = max(now_s, min(jobs[i][0] for i in waiting))
+        best = min(aging.key_s(jobs[i][2], now_s - jobs[i][0]) for i in waiting if jobs[i][0] <= now_s)
+        assert aging.key_s(jobs[number][2], now_s - jobs[number][0]) <= best + 1e-6
+        waiting.discard(number)
+        now_s += jobs[number][1]
+
+
+def test_a_head_start_grows_for_short_answers_and_vanishes_for_long_ones() -> None:
+    aging = Aging.boost(120.0)
+    starts = [-aging.size_s(seconds) for seconds in (0.0, 0.001, 1.0, 10.0, 100.0, 1e4)]
+    assert starts == sorted(starts, reverse=True) and starts[0] == starts[1] < 1500
+    assert starts[-1] == pytest.approx(0.0, abs=1e-9)
+    assert Aging(0.5).size_s(3.0) == 3.0
+    with pytest.raises(ConfigError, match="decay"):
+        Aging(decay_s=-1.0)

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+_TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)$")
+_ROW = re.compile(r"^\d+ (.+)$")
 _MODULE = re.compile(r"^HloModule ([^\s,]+)")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
@@ -37,23 +39,30 @@ class HloModule:
         name: Its name.
         computations: The instructions of each computation.
         entry: The computation where it starts; empty where the text does not say.
+        tables: Rows of the tables of files, functions, places and stack frames, in order; they count from 1.
     """
 
     name: str
     computations: dict[str, list[HloInstruction]] = field(default_factory=dict)
     entry: str = ""
+    tables: dict[str, list[str]] = field(default_factory=dict)
 
 
 def hlo_modules(text: str) -> list[HloModule]:
     """The programs in a text, in order; lines before the first are skipped."""
     modules: list[HloModule] = []
     current: list[HloInstruction] = []
+    table: list[str] = []
     for line in text.splitlines():
         if match := _MODULE.match(line):
             modules.append(HloModule(match[1]))
             current = []
         elif not modules:
             continue
+        elif match := _TABLE.match(line):
+            table = modules[-1].tables.setdefault(match[1], [])
+        elif match := _ROW.match(line):
+            table.append(match[1])
         elif match := _INSTRUCTION.match(line):
             current.append(HloInstruction(match[2], match[1] is not None, match[3]))
         elif match := _COMPUTATION.match(line):

@@ -181,6 +181,7 @@ class OrderingScenario(Section):
         "fcfs",
         "ssjf",
         "ssjf-delayed",
+        "boost",
         "oracle",
     )
     """What is compared; differences are taken against the first."""

@@ -5,6 +5,10 @@ is that of the static key ``T + alpha * arrival``: one heap, O(log n). ``alpha =
 large one is first-come-first-served. A request that arrives later than ``a + (T_max - T_min) / alpha`` never
 overtakes one that arrived at ``a``: that is the starvation bound. Delayed aging lets a request age only after it has
 waited ``grace_s``.
+
+Boost (Yu and Scully, "Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1", SIGMETRICS 2024) serves by time of
+arrival less a head start, ``decay * ln(1 / (1 - exp(-T / decay)))``: large for short requests, next to none for long
+ones. It keeps the tail near that of first come first served.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from dataclasses import dataclass
 from joulery.domain.errors import ConfigError
 
 _Entry = tuple[float, float, int, int]
+_SHORTEST_S = 1e-3
+"""Predicted times below it have the same head start, which grows without bound as they fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +32,34 @@ class Aging:
     Attributes:
         rate: Seconds of predicted service forgiven per second waited (the paper's alpha), >= 0.
         grace_s: Wait before aging begins; 0 is plain linear aging.
+        decay_s: Of Boost: the larger, the more short requests gain and the longer the tail; 0 is no Boost.
     """
 
     rate: float = 0.02
     grace_s: float = 0.0
+    decay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.rate >= 0 and self.grace_s >= 0):
-            raise ConfigError("aging needs a rate and a grace of at least 0", got=f"{self.rate}, {self.grace_s} s")
+        if not (self.rate >= 0 and self.grace_s >= 0 and self.decay_s >= 0):
+            raise ConfigError(
+                "aging needs a rate, a grace and a decay of at least 0",
+                got=f"{self.rate}, {self.grace_s} s, {self.decay_s} s",
+            )
+
+    @classmethod
+    def boost(cls, decay_s: float) -> Aging:
+        """Order by arrival less a head start; a second of waiting counts as one of head start."""
+        return cls(1.0, 0.0, decay_s)
+
+    def size_s(self, predicted_s: float) -> float:
+        """What a request starts with: its predicted time, or minus its head start."""
+        if self.decay_s == 0:
+            return predicted_s
+        return self.decay_s * math.log(-math.expm1(-max(predicted_s, _SHORTEST_S) / self.decay_s))
 
     def key_s(self, predicted_s: float, waited_s: float) -> float:
         """What is compared at a dispatch: the smallest runs first."""
-        return predicted_s - self.rate * max(0.0, waited_s - self.grace_s)
+        return self.size_s(predicted_s) - self.rate * max(0.0, waited_s - self.grace_s)
 
 
 class SpeculativeQueue:
@@ -71,7 +93,7 @@ class SpeculativeQueue:
             raise ConfigError("a request may wait once", got=str(number))
         if not (math.isfinite(arrival_s) and math.isfinite(predicted_s)):
             raise ConfigError(f"request {number} needs finite times", got=f"{arrival_s} s, {predicted_s} s")
-        ticket = next(self._tickets)
+        ticket, predicted_s = next(self._tickets), self.aging.size_s(predicted_s)
         self._ticket_of[number] = ticket
         if self.aging.grace_s > 0 and self.aging.rate > 0:
             self._place(self._young, (predicted_s, arrival_s, number, ticket))

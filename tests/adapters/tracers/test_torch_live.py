@@ -282,6 +282,61 @@ def test_the_modules_of_a_compiled_model_are_named_compiled_anew_or_from_the_cac
         assert all(op.count("/") == 2 for op in trace.composite), "what is left to the region is its own overhead"
 
 
+@pytest.mark.parametrize("outer", [False, True], ids=["the layers", "the layers and the model"])
+def test_layers_that_compile_themselves_have_their_own_names_and_compile_no_more(recorded, outer: bool) -> None:
+    from torch._dynamo.utils import counters
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(x)))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.head = torch.nn.ModuleList(Layer() for _ in range(3)), torch.nn.Linear(8, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+    def work() -> None:
+        torch._dynamo.reset()
+        counters.clear()
+        model = Net()
+        for layer in model.layers:
+            layer.compile(backend="aot_eager")
+        if outer:
+            model.compile(backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        graphs.append(counters["stats"]["unique_graphs"])
+
+    graphs: list[int] = []
+    work()
+    (session,), notes = recorded(work, Steps(2, 1, 2, 1))
+    trace = session.trace
+    assert notes == [] and (session.kind, session.steps) == ("training", 2)
+    assert graphs[0] == graphs[1], "watching the calls compiles nothing"
+    where = Counter(
+        (name.partition("Layer")[0].partition("/Torch")[0].partition("/Compiled")[0], phase)
+        for name, phase in (
+            (trace.ops[op], trace.phases[at]) for op, at in zip(trace.op.tolist(), trace.phase.tolist(), strict=True)
+        )
+        if name.endswith("mm") or "mm_" in name
+    )
+    layers = ["Net"] if outer else [f"Net/layers_{at}" for at in range(3)]
+    for layer in layers:
+        assert where[layer, "forward"] and where[layer, "backward"], where
+    assert "compile" in vars(torch.nn.Module) and torch.nn.Module.compile.__module__.startswith("torch")
+
+
 def test_modules_of_loss_functions_lambdas_and_late_comers(recorded) -> None:
     class Lambda(torch.nn.Module):
         def forward(self, x):

@@ -10,6 +10,7 @@ from joulery.adapters.engines.remote.llama import LlamaEngine
 from joulery.adapters.engines.remote.openai import OpenAiEngine
 from joulery.adapters.models import smollm2
 from joulery.app.serving.llm import llm_engine, open_llm_site
+from joulery.app.serving.llm_site import llm_facts
 from joulery.config import load
 from joulery.domain.errors import ConfigError
 from joulery.domain.renames import RenamedWarning
@@ -94,10 +95,23 @@ async def test_a_log_that_cannot_be_written_any_more_costs_no_answer(tmp_path, c
     assert capsys.readouterr().err.count("logging of answers has stopped") == 1
 
 
+async def test_boost_orders_our_queue_and_an_engines_own(tmp_path):
+    text = SITE.replace("{kind: ssjf, aging: 0.1, grace: 30 s}", "{kind: boost, decay: 90 s}")
+    async with AsyncExitStack() as stack:
+        site = open_llm_site(
+            site_of(tmp_path, text.replace("{kind: fcfs}", "{kind: boost, decay: 2 min}")), stack=stack
+        )
+        assert [site.llms[name].settings.aging for name in ("near", "far")] == [Aging.boost(90.0), Aging.boost(120.0)]
+        assert dict(llm_facts(site))["model"].endswith("head start by length, the engine's own queue")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("order: {kind: fcfs}", "order: {grace: 3 s}", "one priority number"),
+        ("order: {kind: fcfs}", "order: {kind: boost}", "boost needs a decay"),
+        ("order: {kind: fcfs}", "order: {decay: 2 min}", "only boost has a decay"),
+        ("order: {kind: fcfs}", "order: {kind: boost, decay: 2 min, aging: 0.1}", "neither aging nor grace"),
         ("log: near.jsonl", "log: near.parquet", "a name ending in .jsonl"),
         ("name: far", "name: near", "names must differ"),
         ("http://far:1/v1/", "far:1", "url"),

@@ -33,6 +33,8 @@ def test_speculation_on_the_released_predictions() -> None:
     assert rows["oracle"]["mean_jct_s"] == pytest.approx(0.535 * base["mean_jct_s"], rel=0.06)
     assert rows["ssjf-delayed"]["p99_jct_s"] <= 1.15 * base["p99_jct_s"]
     assert rows["ssjf-delayed"]["mean_jct_s"] <= 0.72 * base["mean_jct_s"]
+    assert rows["boost"]["p99_jct_s"] <= 1.15 * base["p99_jct_s"]
+    assert rows["boost"]["mean_jct_s"] <= 0.73 * base["mean_jct_s"]
     for row in rows.values():
         assert row["throughput_rps"] == pytest.approx(base["throughput_rps"], rel=0.005)
 

@@ -103,6 +103,18 @@ async def test_an_engine_that_orders_gets_every_request_at_once_with_its_rank(di
     await asyncio.gather(*tasks)
 
 
+async def test_the_rank_of_boost_is_arrival_less_the_head_start() -> None:
+    engine = FakeEngine(Dialect.VLLM)
+    llm = service_of(engine, max_num_seqs=1, aging=Aging.boost(60.0))
+    engine.gate.clear()
+    tasks = [asyncio.create_task(read(llm.accept(ask(prompt)))) for prompt in ("a3", "b0", "c1")]
+    await until(lambda: len(engine.begun) == 3)
+    rank = dict(zip(engine.begun, engine.priorities, strict=True))
+    assert rank["b0"] < rank["c1"] < rank["a3"] < 10_000, "a head start comes off the milliseconds since the start"
+    engine.gate.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_an_engines_own_queue_is_not_taken_for_its_pace() -> None:
     engine = FakeEngine(Dialect.VLLM)
     llm = service_of(engine)

@@ -17,7 +17,13 @@ from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
-from joulery.config.language import LanguageFamilyConfig, LanguageModelConfig, LlamaEngineConfig, UpstreamConfig
+from joulery.config.language import (
+    LanguageFamilyConfig,
+    LanguageModelConfig,
+    LlamaEngineConfig,
+    OrderConfig,
+    UpstreamConfig,
+)
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
@@ -178,6 +184,13 @@ def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
             yield f"{name}: no meter reads {device}, so the energy of its requests is unknown"
 
 
+def _aging(order: OrderConfig) -> Aging | None:
+    """How an order rewards waiting; None for first come, first served."""
+    if order.kind == "fcfs":
+        return None
+    return Aging(order.aging_ratio, order.grace_s) if order.decay_s is None else Aging.boost(order.decay_s)
+
+
 def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
     engine = llm_engine(config, stderr)
     guesser = (
@@ -189,7 +202,7 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
     own = isinstance(config.engine, LlamaEngineConfig)
     settings = LLMSettings(
         max_num_seqs=config.engine.max_num_seqs,
-        aging=None if config.order.kind == "fcfs" else Aging(config.order.aging_ratio, config.order.grace_s),
+        aging=_aging(config.order),
         queue=config.queue,
         deadline_s=config.deadline_s,
         retries=_OWN_RETRIES if own else 0,

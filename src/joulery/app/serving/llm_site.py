@@ -53,7 +53,8 @@ def mount_llms(
 def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
     """Each model with its engine and order, and notes about their meters, as names and texts."""
     for llm in text.llms.values():
-        order = "FIFO" if llm.settings.aging is None else "shortest predicted first"
+        aging = llm.settings.aging
+        order = "FIFO" if aging is None else "head start by length" if aging.decay_s else "shortest predicted first"
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
         yield "model", f"{llm.name}: {llm.engine.name}, {order}, {keeper}"
     for family in text.families:

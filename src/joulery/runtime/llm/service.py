@@ -185,7 +185,7 @@ class LLMService:
             return None
         aging = self.settings.aging
         since_s = self._clock() - self._epoch_s
-        return round(1000 * (since_s if aging is None else forecast.service_s + aging.rate * since_s))
+        return round(1000 * (since_s if aging is None else aging.size_s(forecast.service_s) + aging.rate * since_s))
 
     def register(self, task: GenerationTask) -> None:
         """A task's events are being read."""

@@ -23,6 +23,7 @@ ORDERS: Mapping[str, str] = {
     "fcfs": "first come, first served",
     "ssjf": "speculative shortest job first, linear aging",
     "ssjf-delayed": "speculative shortest job first, aging after a grace",
+    "boost": "arrival less a head start for short predictions",
     "sjf-predicted": "shortest predicted job first, no aging",
     "oracle": "shortest job first by true lengths, no aging",
 }
@@ -59,7 +60,7 @@ class OrderingSetting:
         requests: How many requests a seed plays.
         warmup: The first of them, served but not counted.
         calibration_ratio: Share of the log that calibrates predictions and is not replayed.
-        linear, delayed: Aging of the two speculative orders.
+        linear, delayed, boost: Aging of the three speculative orders.
     """
 
     constant_s: float = 0.1
@@ -71,6 +72,7 @@ class OrderingSetting:
     calibration_ratio: float = 0.25
     linear: Aging = field(default_factory=lambda: Aging(0.02))
     delayed: Aging = field(default_factory=lambda: Aging(0.08, 105.0))
+    boost: Aging = field(default_factory=lambda: Aging.boost(120.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _serve(
         return by_key(arrival_s, service_s, service_s)
     if name == "sjf-predicted":
         return by_key(arrival_s, service_s, predicted_s)
-    aging = setting.linear if name == "ssjf" else setting.delayed
+    aging = {"ssjf": setting.linear, "ssjf-delayed": setting.delayed, "boost": setting.boost}[name]
     return by_queue(arrival_s, service_s, PredictedQueue(aging, predicted_s.tolist()))
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.tracers.inject.compiled import CompiledCode
+from joulery.adapters.tracers.inject.compiled_calls import CompiledCalls
 from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
 from joulery.adapters.tracers.inject.module_names import ModuleNames
 from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
@@ -57,6 +58,7 @@ class TorchRecorder(Cycles):
         super().__init__("torch", folder, skip, warmup, active, repeat)
         self._names = ModuleNames()
         self._compiled = CompiledCode(self._new_range, self._caller, self._named)
+        self._compiled_calls: CompiledCalls | None = None
         self._local = threading.local()
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
@@ -118,6 +120,7 @@ class TorchRecorder(Cycles):
             optimizers.register_optimizer_step_post_hook(stepped),
         ]
         self._hide_hooks(modules)
+        self._compiled_calls = CompiledCalls(modules.Module, compiling, before, after)
         self._know_optimizers(optimizers.Optimizer)
         self._compiled.install()
         self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
@@ -455,6 +458,8 @@ class TorchRecorder(Cycles):
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
         self._compiled.stop()
+        if self._compiled_calls is not None:
+            self._compiled_calls.stop()
         self._loaded.stop()
         if self._made is not None and self._made[0].__init__ is self._made[2]:
             self._made[0].__init__ = self._made[1]

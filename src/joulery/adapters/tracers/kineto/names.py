@@ -17,7 +17,13 @@ import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
 from joulery.adapters.tracers.kineto.compiled import CompiledCall
-from joulery.adapters.tracers.kineto.reader import STACKED, EventKind, KinetoColumns, read_columns
+from joulery.adapters.tracers.kineto.reader import (
+    MODULE_RANGE,
+    STACKED,
+    EventKind,
+    KinetoColumns,
+    read_columns,
+)
 from joulery.adapters.tracers.kineto.regions import (
     BACKWARD,
     DATA,
@@ -31,6 +37,7 @@ from joulery.adapters.tracers.kineto.regions import (
     module_path,
     name_regions,
 )
+from joulery.adapters.tracers.kineto.source_lines import name_sources
 from joulery.adapters.tracers.kineto.stacks import COMPILED, NODE, OPTIMIZER_RANGE, STEP_RANGE, Host
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.events import SELF, UNNAMED, WAIT, EventTrace, qualified
@@ -92,7 +99,7 @@ def name_events(
         phase=np.concatenate([phase[kept], kernels.phase]),
         composite=frozenset(name for name in ops if name.rpartition("/")[2] in composite_leaves),
         lanes=_threads(host),
-        notes=(*host.notes, *kernels.notes, *_unknown_notes(columns)),
+        notes=(*host.notes, *kernels.notes, *_nameless_notes(columns), *_unknown_notes(columns)),
     )
 
 
@@ -120,6 +127,8 @@ def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArr
     in_node = host.deeper(host.node, host.module) & host.deeper(host.node, host.optimizer)
     in_user = (host.user >= 0) & ~in_module & ~in_optimizer & ~in_node
 
+    path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
+    name_sources(host, paths, path, in_module)
     for inside, marker, label in (
         (in_user, host.user, _range_path),
         (in_optimizer, host.optimizer, _range_path),
@@ -130,10 +139,11 @@ def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArr
     in_loader = np.flatnonzero(in_user)
     in_loader = in_loader[loads[columns.name[host.row[host.user[in_loader]]]]] if len(in_loader) else in_loader
     phase[in_loader] = DATA
-    path[in_module] = _module_paths(host, paths, calls)[host.module[in_module]]
     phase[in_module] = np.where(host.node[in_module] >= 0, RECOMPUTE, FORWARD)
     phase[in_optimizer], phase[in_node] = OPTIMIZER, BACKWARD
-    path[in_node] = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
+    differentiated = node_paths(host, path, in_node, paths(UNNAMED))[host.node[in_node]]
+    # A node without a forward operation belongs to what began the backward pass, where frames say what that was.
+    path[in_node] = np.where(differentiated == paths(UNNAMED), path[in_node], differentiated)
     return path, phase
 
 
@@ -339,6 +349,16 @@ def _devices(columns: KinetoColumns, host_rows: int, kernel_rows: IntArray) -> t
     accelerators, back = np.unique(numbers, return_inverse=True)
     device = np.concatenate([np.zeros(host_rows, np.int64), back.astype(np.int64) + 1])
     return [HOST, *(f"GPU:{number}" for number in accelerators.tolist())], device
+
+
+def _nameless_notes(columns: KinetoColumns) -> tuple[str, ...]:
+    """That the file says nowhere which module or function an operation is of."""
+    says = any(name.startswith((MODULE_RANGE, STACKED)) for name in columns.names)
+    says = says or bool(columns.sources) or bool((columns.kind == EventKind.FRAME).any())
+    backward = any(name.startswith(NODE) for name in columns.names)
+    if says or not backward:
+        return ()
+    return ("the trace says neither modules nor functions: record it with torch.profiler.profile(with_stack=True)",)
 
 
 def _unknown_notes(columns: KinetoColumns) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from joulery.adapters.tracers.chrome import Block, ChromeTrace, microseconds_ns, numbers, stamps_ns
 from joulery.adapters.tracers.inject.compiled import CALL
+from joulery.adapters.tracers.source_names import WHERE, frame_component, written_path
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 
@@ -31,6 +32,8 @@ class EventKind(IntEnum):
     """A CUDA or HIP call on the host: a launch or a wait."""
     KERNEL = 3
     """Work on an accelerator: a kernel, a copy, a fill."""
+    FRAME = 4
+    """A Python function of the program that was running; no work of its own."""
 
 
 _KINDS = {
@@ -63,6 +66,8 @@ _NONE = -1
 STACKED = "nn.Module: "
 """Prefix of the Python frames of a module's call, in traces recorded ``with_stack=True``: ``nn.Module: Linear_7``."""
 _FRAME = "python_function"
+DISTRIBUTED = "torch.distributed."
+"""Prefix of the ranges of PyTorch's own distributed training, of category ``cpu_op``: they are no operations."""
 MODULE_RANGE = "QTN:"
 """Prefix of the ranges that forward hooks record around a module's forward; the cheapest are of category ``cpu_op``."""
 
@@ -82,6 +87,8 @@ class KinetoColumns:
         correlation: Links a kernel to the call that launched it, int64[n].
         external: Links a kernel to the operation that was running, where no correlation does, int64[n].
         flow_lane, flow_ns: Ends of the forward-backward arrows, as (tail, head) rows, int64[f, 2].
+        source: Where an operation says itself that it was called, index into ``sources``, int64[n].
+        sources: Paths, and whether they are of modules; else they are of functions.
         base_ns: Added to the file's stamps; 0 when it has none.
         unknown: Events of categories that are not read, by category.
     """
@@ -99,6 +106,8 @@ class KinetoColumns:
     external: IntArray
     flow_lane: IntArray
     flow_ns: IntArray
+    source: IntArray
+    sources: list[tuple[str, bool]]
     base_ns: int
     unknown: dict[str, int] = field(default_factory=dict)
 
@@ -119,6 +128,7 @@ class _Rows:
     fwd: list[Any] = field(default_factory=list)
     correlation: list[Any] = field(default_factory=list)
     external: list[Any] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
     flows: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
@@ -129,6 +139,8 @@ class _Collector:
     file: str
     names: dict[str, int] = field(default_factory=dict)
     lanes: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    sources: dict[tuple[str, bool], int] = field(default_factory=dict)
+    frames: dict[str, EventKind | None] = field(default_factory=dict)
     columns: list[IntArray] = field(default_factory=list)
     flows: list[IntArray] = field(default_factory=list)
     unknown: Counter[str] = field(default_factory=Counter)
@@ -142,6 +154,7 @@ class _Collector:
             at = np.array(rows.stamp, np.int64)
             columns = [rows.kind, rows.name, rows.lane, start_ns[at], self._durations(rows.dur)]
             columns += [_integers(values) for values in (rows.seq, rows.fwd, rows.correlation, rows.external)]
+            columns.append(rows.source)
             self.columns.append(np.stack([np.asarray(column, np.int64) for column in columns]))
         if rows.flows:
             arrows = np.array(rows.flows, np.int64)
@@ -158,8 +171,8 @@ class _Collector:
         try:
             for event in block.events:
                 kind = _KINDS.get(event.get("cat"))
-                if kind is None and event.get("cat") == _FRAME and str(event.get("name")).startswith(STACKED):
-                    kind = EventKind.RANGE
+                if kind is None and event.get("cat") == _FRAME:
+                    kind = self._frame(str(event.get("name")))
                 if "ts" in event or kind is not None:
                     stamps.append(event["ts"])
                 if kind is None:
@@ -183,6 +196,7 @@ class _Collector:
                 rows.fwd.append(args.get("Fwd thread id", _NONE))
                 rows.correlation.append(args.get("correlation", _NONE))
                 rows.external.append(args.get("External id", args.get("external id", _NONE)))
+                rows.source.append(self._source(args) if WHERE & args.keys() else _NONE)
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(
                 f"an event of the trace is malformed ({type(error).__name__} {error}): {str(event)[:200]}",
@@ -190,6 +204,18 @@ class _Collector:
                 hint="every timed event needs name, pid, tid, ts and dur",
             ) from error
         return stamps, rows
+
+    def _frame(self, name: str) -> EventKind | None:
+        """What a Python frame is: the call of a module, a function of the program, or nothing of interest."""
+        if name not in self.frames:
+            module = name.startswith(STACKED)
+            self.frames[name] = EventKind.RANGE if module else EventKind.FRAME if frame_component(name) else None
+        return self.frames[name]
+
+    def _source(self, args: dict[str, Any]) -> int:
+        """Where an operation says that it was called."""
+        path = written_path(args)
+        return self.sources.setdefault(path, len(self.sources)) if path[0] else _NONE
 
     def _durations(self, durations: list[Any]) -> IntArray:
         values = numbers(durations, "a duration", file=self.file)
@@ -199,10 +225,10 @@ class _Collector:
 
     def finish(self, base_ns: int) -> KinetoColumns:
         """All blocks together."""
-        table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((9, 0), np.int64)
-        kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external = table
-        modules = [at for text, at in self.names.items() if text.startswith(MODULE_RANGE)]
-        kind = np.where((kind == EventKind.OP) & np.isin(name, modules), int(EventKind.RANGE), kind)
+        table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((10, 0), np.int64)
+        kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external, source = table
+        ranges = [at for text, at in self.names.items() if text.startswith((MODULE_RANGE, DISTRIBUTED))]
+        kind = np.where((kind == EventKind.OP) & np.isin(name, ranges), int(EventKind.RANGE), kind)
         calls = [at for text, at in self.names.items() if text.startswith(CALL)]
         kind = np.where(np.isin(name, calls), int(EventKind.OP), kind)
         tails, heads = self._arrows()
@@ -220,6 +246,8 @@ class _Collector:
             external=external,
             flow_lane=np.stack([tails[:, 0], heads[:, 0]], axis=1),
             flow_ns=np.stack([tails[:, 1], heads[:, 1]], axis=1) + base_ns,
+            source=source,
+            sources=list(self.sources),
             base_ns=base_ns,
         )
 

@@ -57,7 +57,7 @@ class Host:
     @classmethod
     def of(cls, columns: KinetoColumns) -> Host:
         """Stack the host rows of a trace."""
-        row = np.flatnonzero(columns.kind != EventKind.KERNEL)
+        row = np.flatnonzero((columns.kind != EventKind.KERNEL) & (columns.kind != EventKind.FRAME))
         start_ns = columns.start_ns[row]
         stacks = nesting(start_ns, start_ns + columns.dur_ns[row], columns.lane[row])
         rank = np.empty(len(row), np.int64)

@@ -71,6 +71,24 @@ def number(value: int | memoryview) -> int:
     return value
 
 
+def packed(value: int | memoryview) -> list[int]:
+    """Numbers of a repeated field, packed or one by one.
+
+    Raises:
+        WireError: The bytes end inside a number.
+    """
+    if isinstance(value, int):
+        return [value]
+    found, at = [], 0
+    try:
+        while at < len(value):
+            one, at = _varint(value, at)
+            found.append(one)
+    except IndexError as error:
+        raise WireError(f"a list of numbers ends inside one at byte {at}") from error
+    return found
+
+
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:

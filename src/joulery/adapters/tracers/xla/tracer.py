@@ -16,7 +16,7 @@ from joulery.adapters.tracers.chrome import ChromeTrace
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
 from joulery.adapters.tracers.recordings import RecordingTracer
-from joulery.adapters.tracers.xla.hlo import names_in_text
+from joulery.adapters.tracers.xla.origins import origins_in_text
 from joulery.adapters.tracers.xla.xplane import Event, XlaProfile, profile_trace, read_profile, xla_trace
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
@@ -77,7 +77,7 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
     if not events:
         raise DataError("the trace holds no instruction of a compiled program (no event has hlo_op)", file=str(path))
     programs = known_programs(path, hlo)
-    return xla_trace(events, programs.op_names, programs.start_ns)
+    return xla_trace(events, programs.origins, programs.start_ns)
 
 
 def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
@@ -90,11 +90,11 @@ def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
     for file in hlo or [file for file in beside if file.exists()]:
         if ".pb" in file.suffixes or file.suffix == ".pb":
             profile = read_profile(file)
-            found.op_names |= profile.op_names
+            found.origins |= profile.origins
             found.start_ns = profile.start_ns
         else:
             try:
-                found.op_names |= names_in_text(file.read_text(encoding="utf-8", errors="replace"))
+                found.origins |= origins_in_text(file.read_text(encoding="utf-8", errors="replace"))
             except OSError as error:
                 raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 from joulery.adapters.tracers.chrome import open_stream
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.tf1 import gradient_scopes, phase
-from joulery.adapters.tracers.xla.hlo import names_in_proto, qualified_op
+from joulery.adapters.tracers.xla.hlo import qualified_op
+from joulery.adapters.tracers.xla.launches import launch_places
+from joulery.adapters.tracers.xla.origins import Origin, Origins, origins_in_proto
 from joulery.adapters.tracers.xla.protobuf import WireError, fields, number, sub, text
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import UNNAMED, EventTrace, qualified
@@ -28,6 +30,7 @@ _TF_NODE = re.compile(r"^([^:\s]+):(_?[A-Z]\w*)$")
 _KERAS = re.compile(r"^(adam|adamw|adamax|nadam|adagrad|adadelta|adafactor|rmsprop|sgd|ftrl|lion|lamb|muon)(_\d+)?$")
 """Scopes of Keras' optimizers; one that assigns no variable is a user's module of that name."""
 _ASSIGNS = re.compile(r"^(Assign(Sub|Add)?VariableOp|(Resource)?(Sparse)?Apply[A-Z]\w*)$")
+_NUMBER = re.compile(r"(\.\d+)+$")
 _TAPE = "gradient_tape/"
 _TF_CALL = re.compile(r"^((Stateful)?PartitionedCall(_\d+)?/)+")
 
@@ -51,12 +54,12 @@ class XlaProfile:
     Attributes:
         start_ns: Unix nanoseconds all times count from; 0 when the profile does not say.
         events: Every event of every line that is not an overlay of others.
-        op_names: ``op_name`` by (HLO module, instruction).
+        origins: Where instructions come from, by (HLO module, instruction).
     """
 
     start_ns: int = 0
     events: list[Event] = field(default_factory=list)
-    op_names: dict[tuple[str, str], str] = field(default_factory=dict)
+    origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
 
 
 def read_xplane(path: Path) -> EventTrace:
@@ -76,7 +79,7 @@ def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
     """
     jax = [event for event in profile.events if "hlo_op" in event.stats]
     if jax:
-        return xla_trace(jax, profile.op_names, profile.start_ns)
+        return xla_trace(jax, profile.origins, profile.start_ns, launch_places(profile.events, profile.origins))
     nodes = [(event, match) for event in profile.events if (match := _TF_NODE.match(_node(event)))]
     if not nodes:
         raise DataError(
@@ -111,26 +114,48 @@ def _node(event: Event) -> str:
     return str(event.stats.get("tf_op") or event.name)
 
 
-def xla_trace(events: list[Event], op_names: dict[tuple[str, str], str], start_ns: int) -> EventTrace:
-    """Events of compiled programs, named by the source operation of their instruction."""
-    names, phases, lost, added = [], [], 0, 0
-    modules = {module for module, _ in op_names}
-    known: dict[str, tuple[str, str]] = {}
+def xla_trace(
+    events: list[Event], origins: Origins, start_ns: int, launched: Mapping[tuple[str, object], str] | None = None
+) -> EventTrace:
+    """Events of compiled programs, named by the source operation of their instruction.
+
+    Args:
+        events: Runs of instructions.
+        origins: Where instructions come from.
+        start_ns: Unix nanoseconds that the events count from; 0 where it is not known.
+        launched: Functions that launched a run, by (HLO module, run), where the program does not say.
+    """
+    names, phases, lost, added, nowhere = [], [], 0, 0, 0
+    modules = {module for module, _ in origins}
+    known: dict[tuple[Origin, str], tuple[str, str]] = {}
     for event in events:
         key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
         short = key[0].partition("(")[0]
-        op_name = op_names.get(key) or op_names.get((short, key[1]))
-        if op_name is None:
+        origin = origins.get(key) or origins.get((short, key[1]))
+        by = (launched or {}).get((short, event.stats.get("run_id")), "")
+        if origin is None:
             inside = not modules.isdisjoint((short, key[0]))
-            added, lost = added + inside, lost + (not inside)
-        elif op_name not in known:
-            known[op_name] = qualified_op(op_name)
-        name, when = known[op_name] if op_name else (qualified(UNNAMED, key[1]), "")
+            nowhere, lost = nowhere + inside, lost + (not inside)
+            names.append(f"{by}/{_NUMBER.sub('', key[1])}" if by else qualified(UNNAMED, key[1]))
+            phases.append("")
+            continue
+        origin = origin if origin.place or not by else origin._replace(place=by)
+        added += origin.added
+        own = _NUMBER.sub("", key[1]) if origin.added else ""
+        if (origin, own) not in known:
+            name, when = qualified_op(origin.op_name, origin.place)
+            known[origin, own] = (f"{name.rpartition('/')[0]}/{own}" if own else name), when
+        name, when = known[origin, own]
         names.append(name)
-        phases.append(when)
+        phases.append("" if by else when)  # a primitive does not know which pass launched it
     notes = []
     if added:
-        notes.append(f"{added} of {len(events)} events run instructions that the compiler added, of no operation")
+        notes.append(
+            f"{added} of {len(events)} events run instructions that the compiler added: named after the operation "
+            "that they serve"
+        )
+    if nowhere:
+        notes.append(f"{nowhere} of {len(events)} events run instructions that the compiler added, of no operation")
     if lost:
         notes.append(
             f"{lost} of {len(events)} events run instructions without op_name: give the compiled program with --hlo"
@@ -209,7 +234,7 @@ def _plane(message: memoryview, profile: XlaProfile) -> None:
     if name == "/host:metadata":
         for entry in kinds.values():
             for program in _programs(entry, stat_names):
-                profile.op_names |= names_in_proto(program)
+                profile.origins |= origins_in_proto(program)
     match = _ACCELERATOR.match(name)
     device = f"{match[1]}:{match[2]}" if match else HOST
     for index, line in enumerate(lines):
