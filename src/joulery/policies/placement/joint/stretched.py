@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import NamedTuple
 
+from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_envelope import EnvelopePlan
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.master import Flow, KnownPattern
@@ -56,7 +57,7 @@ def stretched(request: JointRequest, plan: EnvelopePlan, most: float = math.inf)
     step = _FINEST_RATIO
     while fails > fits * (1 + _FINEST_RATIO):
         load = min(fits * (1 + step), (fits + fails) / 2)
-        gpus = _gpus(problem_of(_narrowed(request, plan, load)), layouts, load)
+        gpus = _gpus(_narrowed(request, plan, load), layouts, load)
         found = None if gpus is None else plan._replace(load=load, gpus=gpus, made_load=plan.made_load or plan.load)
         if found is not None and _no_dearer(request, found, plan):
             best, fits, step = found, load, 2 * step
@@ -108,8 +109,12 @@ def _key(problem: JointProblem, item: int) -> tuple[int, int, int]:
     return each.service, each.variant, round(1 / each.part)
 
 
-def _gpus(problem: JointProblem, layouts: _Layouts, load: float) -> tuple[PlannedGpu, ...] | None:
+def _gpus(request: JointRequest, layouts: _Layouts, load: float) -> tuple[PlannedGpu, ...] | None:
     """The GPUs at a load; None where a layout does not fit."""
+    try:
+        problem = problem_of(request)
+    except InfeasibleError:  # the batches of the layouts keep no SLO any more
+        return None
     index = {_key(problem, item): item for item in range(len(problem.items))}
     chosen = []
     for (machine, keys), count in layouts.counts.items():
