@@ -123,8 +123,6 @@ def command(
     from joulery.config import load
 
     file, series, envelope = _site_of(file, series, envelope)
-    if file is None:
-        raise click.UsageError("Missing argument 'SITE'.")
     if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site, g_per_kwh, locked = load(file), _g_per_kwh(intensity), _names(lock)
@@ -158,12 +156,18 @@ def _planned(site: Site, options: PlanOptions) -> SitePlan:
         return plan_site(site, options)
 
 
-def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str | None, str | None, str | None]:
-    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``."""
+def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str, str | None, str | None]:
+    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``.
+
+    Raises:
+        UsageError: There is none.
+    """
     if file is None and series:
         return series, "", envelope
     if file is None and envelope:
         return envelope, series, ""
+    if file is None:
+        raise click.UsageError("Missing argument 'SITE'.")
     return file, series, envelope
 
 
