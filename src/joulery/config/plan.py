@@ -127,13 +127,36 @@ class ServedModelConfig(Section):
     """A model that may answer."""
 
     model: Text
-    """Its id, such as Qwen/Qwen3-32B; parameters are read from it."""
+    """Its id, such as Qwen/Qwen3-32B: one of the measured runs, or of an architecture and size that joulery knows; any
+    other with parameters_billions."""
+    parameters_billions: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = None
+    """Its parameters, 10^9, where neither the runs nor joulery know it, such as 33; its figures are transferred."""
+    active_parameters_billions: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = None
+    """Those of them at work on one token; all of them when left out."""
+    layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Its blocks; as many as models of its size have when left out."""
+    kv_bytes: Bytes | None = Field(alias="kv_cache_per_token", default=None)
+    """KV cache of one token at two bytes a value, such as 256 kB; as models of its size have when left out."""
     precision: Name = "bfloat16"
     """Precision of its weights: bfloat16, fp8, fp4, int4 and others."""
     quality_ratio: Ratio | None = Field(alias="quality", default=None)
     """Your own quality score of it, such as 84 %; none is assumed."""
     gpus: Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1)] = (1, 2, 4, 8)
     """GPUs that one replica may have."""
+
+    @model_validator(mode="after")
+    def _size_is_whole(self) -> ServedModelConfig:
+        total, active = self.parameters_billions, self.active_parameters_billions
+        beside = {"active_parameters_billions": active, "layers": self.layers, "kv_cache_per_token": self.kv_bytes}
+        if total is None:
+            alone = next((key for key, value in beside.items() if value is not None), None)
+            if alone is not None:
+                raise problem("needs parameters_billions beside it", at=(alone,))
+        elif active is not None and active > total:
+            raise problem("is more than all of its parameters", at=("active_parameters_billions",))
+        if self.kv_bytes is not None and not 1 <= self.kv_bytes <= 1e9:
+            raise problem("is no KV cache of a token", expected="1 B to 1 GB", at=("kv_cache_per_token",))
+        return self
 
 
 class LanguageServiceConfig(Section):

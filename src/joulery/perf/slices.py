@@ -5,8 +5,8 @@ measured is the time of a batch on a slice, with one or more processes of one mo
 batches the time is the mean of two readings, both linear: the chord, and what the neighbouring segments come to. The
 launch of kernels bounds small batches from below, kernels bound large ones, so the truth lies between the two.
 
-Kernels take the same time for a request in any batch: that of the largest measured batch. Small batches wait for the
-launch of kernels beside, which does not feel the clock::
+Kernels take the same time for a request in any batch: that of the largest, by a fit of all batches. Small batches wait
+for the launch of kernels beside, which does not feel the clock::
 
     time at φ = max(measured, requests · kernel seconds / φ)
 
@@ -85,11 +85,12 @@ class BatchCurve:
 
     @property
     def kernel_s(self) -> float:
-        """Seconds of the slice's kernels for one request at full clock: those of the largest measured batch.
+        """Seconds of the slice's kernels for one request at full clock: those of the largest batch, by the fit of all.
 
-        The batch measured to be the fastest a request would be the one with the luckiest measurement.
+        A planner that looks for the fewest joules picks the luckiest of single measurements. In ParvaGPU's table a
+        batch left out takes 1.5 % more or less a request than by the fit of the others, 2.9 % by the largest one.
         """
-        return self.times_s[-1] / self.batches[-1] / self.processes
+        return _fitted(self).times_s[-1] / self.batches[-1] / self.processes
 
     def implausible(self) -> tuple[int, ...]:
         """The last batches, largest first, that took less than ``IMPLAUSIBLE_RATIO`` of what those before say.
@@ -150,6 +151,12 @@ class BatchCurve:
             return self.times_s[first]
         (x, y), (s, t) = self.batches[first:][:2], self.times_s[first:][:2]
         return s + (t - s) * (batch - x) / (y - x)
+
+
+@lru_cache(maxsize=4096)
+def _fitted(curve: BatchCurve) -> BatchCurve:
+    """The fit of a curve; remembered, as every batch asks for it."""
+    return curve.fitted()
 
 
 @dataclass(frozen=True, slots=True)

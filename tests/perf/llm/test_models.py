@@ -35,6 +35,11 @@ def test_an_id_that_says_nothing_is_refused_with_what_is_near():
     assert "gpt-oss-20b" in raised.value.hint
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-33B", "Qwen/Qwen3-132B", "xLlama-3.1-8B", "mistral-7b2-1B"])
+def test_a_name_that_only_contains_a_known_one_is_not_it(model):
+    assert not model_facts(model).known
+
+
 def test_an_unknown_precision_is_refused_with_what_is_near():
     with pytest.raises(ConfigError) as raised:
         precision_bytes("bfloat61")

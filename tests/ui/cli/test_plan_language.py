@@ -104,6 +104,13 @@ def test_runs_of_ones_own(capsys, tmp_path):
     [
         ("name: H100", "name: H1000", 2, "H100-80GB"),
         ("model: Qwen/Qwen3-32B", "model: gpt-oss", 2, "gpt-oss-20b"),
+        ("model: Qwen/Qwen3-32B", "model: Qwen/Qwen3-33B", 2, "did you mean Qwen/Qwen3-32B"),
+        ("model: Qwen/Qwen3-32B", "model: Qwen/Qwen3-32BB", 2, "parameters_billions"),
+        ("model: Qwen/Qwen3-32B", "model: Qwen/Qwen3-32B, parameters_billions: 33", 2, "its size is theirs"),
+        ("model: Qwen/Qwen3-32B", "model: x, parameters_billions: 3, active_parameters_billions: 4", 2, "is more than"),
+        ("model: Qwen/Qwen3-32B", "model: x, layers: 64", 2, "needs parameters_billions"),
+        ("model: Qwen/Qwen3-32B", "model: x, parameters_billions: 0", 2, "parameters_billions"),
+        ("model: Qwen/Qwen3-32B", "model: x, parameters_billions: 3, kv_cache_per_token: 0 B", 2, "1 B to 1 GB"),
         ("model: Qwen/Qwen3-32B", "model: Qwen/Qwen3-32B, precision: bf61", 2, "no such precision"),
         (", quality: 84 %", "", 2, "needs the quality of every variant"),
         ("latency: 50 ms", "latency: 1 ms", 3, "keeps itl within 0.001 s"),
@@ -120,6 +127,15 @@ def test_what_is_wrong_is_one_error_with_its_exit_code(capsys, tmp_path, old, ne
     found, _, err = play(capsys, changed(tmp_path, (old, new)))
     assert found == code
     assert says in err
+
+
+def test_a_model_that_nothing_knows_is_planned_for_by_its_stated_size(capsys, tmp_path):
+    sized = "model: our/Chat-X, parameters_billions: 32.8, layers: 64, kv_cache_per_token: 262144 B"
+    code, out, err = play(capsys, changed(tmp_path, ("model: Qwen/Qwen3-32B", sized)), "--json")
+    assert (code, err) == (0, "")
+    plan = json.loads(out)
+    assert {each["variant"] for gpu in plan["gpus"] for each in gpu["instances"]} == {"our/Chat-X bfloat16"}
+    assert plan["services"][0]["basis"] == "transferred"
 
 
 @pytest.mark.parametrize("flags", [("--compare", "best"), ("--running", "x.json")])

@@ -32,6 +32,7 @@ def envelope_document(envelope: Envelope) -> dict[str, Any]:
         "price": {**axis._asdict(), "unit": axis.unit},
         "prices": list(envelope.prices),
         "loads": list(envelope.loads),
+        "least_requests_w": envelope.least_requests_w,
         "gap_ratio": finite(envelope.gap_ratio),
         "errors": [each._asdict() | {"error_ratio": finite(each.error_ratio)} for each in envelope.errors()],
         "frontier": [
@@ -48,6 +49,7 @@ def envelope_document(envelope: Envelope) -> dict[str, Any]:
             {
                 "name": each.name,
                 "load": each.load,
+                "made_load": each.made_load or each.load,
                 "price": each.price,
                 "bound": each.bound,
                 "plan": document_of(ProvisionPlan("joint", each.gpus, quality=envelope.quality)),
@@ -87,6 +89,7 @@ def read_envelope(file: Path) -> Envelope:
                 float(each["price"]),
                 float(each["bound"]),
                 _gpus(file, each["plan"]),
+                _made(each),
             )
             for each in document["plans"]
         )
@@ -97,6 +100,7 @@ def read_envelope(file: Path) -> Envelope:
             tuple(_positive(each) for each in document["loads"]),
             str(document["site"]),
             Quality(document["quality"]),
+            _from_zero(document.get("least_requests_w", 0.0)),  # older files have none
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"the envelope lacks or misstates {error}", file=str(file), hint=_HINT) from None
@@ -106,6 +110,18 @@ def _positive(value: Any) -> float:
     if not 0 < float(value) < math.inf:
         raise ValueError(f"a load above 0, not {value}")
     return float(value)
+
+
+def _from_zero(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"watts from 0, not {value}")
+    return float(value)
+
+
+def _made(plan: dict[str, Any]) -> float:
+    """The load a plan was made for, where it serves a higher one."""
+    load, made = _positive(plan["load"]), _positive(plan.get("made_load", plan["load"]))
+    return made if made < load else 0.0
 
 
 def _gpus(file: Path, document: Any) -> tuple[Any, ...]:

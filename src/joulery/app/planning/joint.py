@@ -21,6 +21,7 @@ from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.slices import SlicedGpu
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
 from joulery.policies.placement.joint.following.warm import replan
+from joulery.policies.placement.joint.looser_slos import LooserSlo, looser_slos
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
@@ -47,6 +48,7 @@ class JointSitePlan:
         verdict: What a simulation saw of it; None where the site wants none.
         margins_ratio: Further margins of services that missed their SLO in simulation, by service.
         moves: What changes of the running plan; None without one.
+        looser_slos: What longer SLOs would save; empty where that was not asked for.
     """
 
     plan: ProvisionPlan
@@ -55,6 +57,7 @@ class JointSitePlan:
     verdict: PlanVerdict | None
     margins_ratio: Mapping[str, float]
     moves: PlanMoves | None = None
+    looser_slos: tuple[LooserSlo, ...] = ()
 
 
 def plan_joint_site(
@@ -66,6 +69,7 @@ def plan_joint_site(
     *,
     running: ProvisionPlan | None = None,
     max_moves: int | None = None,
+    slo_prices: bool = False,
 ) -> JointSitePlan:
     """Plan a site with preset joint.
 
@@ -77,6 +81,7 @@ def plan_joint_site(
         compare: ``knobs``, or policies of shares.
         running: The joint plan that runs: the new one follows it.
         max_moves: Instances that it may then start, stop or change; None for any number.
+        slo_prices: Whether to find out what longer SLOs would save, by further plans.
 
     Raises:
         ConfigError: The site says too little, or an option fits nothing.
@@ -85,6 +90,12 @@ def plan_joint_site(
     request = locked(joint_request(site, objective, g_per_kwh), lock)
     others = _others(request, compare)
     truths = _truths(site) if site.plan.judge else None
+    if running is not None and slo_prices:
+        raise ConfigError(
+            "a plan that follows a running one has no bound, so no price of its SLOs",
+            pointer="--slo-prices",
+            hint="leave out --running",
+        )
     if running is not None:
         followed = replan(request, running, max_moves)
         workloads = [each.workload for each in request.services]
@@ -95,7 +106,8 @@ def plan_joint_site(
     plan, request, verdict = _judged(request, truths, others)
     margins = {each.workload.id: each.margin_ratio for each in request.services if each.margin_ratio > 0}
     shown = (*others, plan) if others else ()
-    return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins)
+    looser = looser_slos(request, plan) if slo_prices else ()
+    return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins, looser_slos=looser)
 
 
 def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | None = None) -> JointRequest:

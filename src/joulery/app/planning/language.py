@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from joulery.app.profiling.llm.sources import read_runs
 from joulery.config.carbon import CarbonConstant
@@ -12,7 +13,14 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.language_plan import LanguagePlan, TokenSlo
 from joulery.perf.catalog import llm_runs
 from joulery.perf.catalog.gpu_types import gpu_facts
-from joulery.perf.llm.models import LanguageModelFacts, model_facts, precision_name
+from joulery.perf.llm.models import (
+    LanguageModelFacts,
+    estimated_facts,
+    model_facts,
+    nearest_names,
+    precision_name,
+    table_names,
+)
 from joulery.perf.llm.predictor import LlmPredictor
 from joulery.perf.llm.replica import FIRST_OVERHEAD_S, STEP_NOISE_RATIO
 from joulery.perf.llm.runs import LlmRun
@@ -154,10 +162,53 @@ def _service(
 
 def _variant(pointer: str, variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageVariant:
     try:
-        facts = known.get(variant.model) or model_facts(variant.model)
+        facts = _facts(variant, known)
         precision = precision_name(variant.precision)
     except ConfigError as error:
         raise ConfigError(
             error.message, pointer=pointer, got=error.got, expected=error.expected, hint=error.hint
         ) from None
     return LanguageVariant(variant.model, precision, facts, variant.quality_ratio, tuple(sorted(set(variant.gpus))))
+
+
+def _facts(variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageModelFacts:
+    """What is known of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
+
+    Raises:
+        ConfigError: It is none of these, or stated where the measured runs know it.
+    """
+    model, total = variant.model, variant.parameters_billions
+    if total is None:
+        facts = known.get(model)
+        return facts if facts is not None else _known_facts(model, known)
+    if model in known:
+        raise ConfigError(
+            f"the measured runs have model {model}, so its size is theirs",
+            got=f"parameters_billions {total:g}",
+            expected="no size of a model that was measured",
+            hint="leave out parameters_billions and what stands beside it, or rename the model",
+        )
+    active = total if variant.active_parameters_billions is None else variant.active_parameters_billions
+    facts = estimated_facts(model.strip().lower(), total * 1e9, active * 1e9)
+    layers = facts.layers if variant.layers is None else float(variant.layers)
+    kv_bytes = facts.kv_bytes * layers / facts.layers if variant.kv_bytes is None else variant.kv_bytes
+    return replace(facts, layers=layers, kv_bytes=kv_bytes, known=True)
+
+
+def _known_facts(model: str, known: dict[str, LanguageModelFacts]) -> LanguageModelFacts:
+    try:
+        facts = model_facts(model)
+    except ConfigError:
+        facts = None
+    if facts is not None and facts.known:
+        return facts
+    short = {each.rpartition("/")[2].lower(): each for each in known}
+    nearest = nearest_names(model.rpartition("/")[2].lower(), dict.fromkeys([*short, *table_names()]))
+    stated = "state parameters_billions (and active_parameters_billions, layers, kv_cache_per_token) beside it"
+    meant = ", ".join(short.get(each, each) for each in nearest.split(", "))
+    raise ConfigError(
+        f"model {model} is neither in the measured runs nor known by its architecture and size",
+        got=model,
+        expected="a model of the runs, or of a known architecture, with its size: such as Qwen/Qwen3-14B",
+        hint=f"did you mean {meant}? For another model {stated}" if nearest else stated,
+    )

@@ -22,6 +22,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.policies.placement.joint.looser_slos import LooserSlo
 from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
@@ -53,6 +54,7 @@ class PlanOptions:
         g_per_kwh: Carbon intensity for layouts and joint plans; the site's own when None.
         objective: What a joint plan minimises; the site's when None.
         lock: Knobs that a joint plan leaves alone.
+        slo_prices: Whether to find out what longer SLOs would save; for joint plans.
     """
 
     preset: str | None = None
@@ -64,6 +66,7 @@ class PlanOptions:
     g_per_kwh: float | None = None
     objective: str | None = None
     lock: tuple[str, ...] = ()
+    slo_prices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class SitePlan:
             predicted) and that the plan does not cover by its margin; 0 where it does.
         moves: What a joint plan changes of the running one; None without one.
         why_preset: Why joulery chose its preset; empty where the user did, or where it is the default.
+        looser_slos: What longer SLOs would save; empty where that was not asked for.
     """
 
     plan: Plan
@@ -90,6 +94,7 @@ class SitePlan:
     uncovered_ratio: float = 0.0
     moves: PlanMoves | None = None
     why_preset: str = ""
+    looser_slos: tuple[LooserSlo, ...] = ()
 
     @property
     def violates(self) -> bool:
@@ -112,6 +117,8 @@ class SitePlan:
         if self.moves is not None:
             moves = dataclasses.asdict(self.moves)
             document["moves"] = {"moves": self.moves.moves, **moves, "same_gpu": list(self.moves.same_gpu)}
+        if self.looser_slos:
+            document["looser_slos"] = [each._asdict() | {"saved_w": finite(each.saved_w)} for each in self.looser_slos]
         if self.verdict is not None:
             document["simulation"] = {
                 "truth": self.verdict.truth,
@@ -196,8 +203,8 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     preset, why = chosen_preset(site, options.preset, options.objective, shares=options.follow)
     if preset == JOINT_PRESET:
         return replace(_plan_jointly(site, options), why_preset=why)
-    if options.lock or options.objective is not None:
-        flag = "--lock" if options.lock else "--objective"
+    if options.lock or options.objective is not None or options.slo_prices:
+        flag = "--lock" if options.lock else "--slo-prices" if options.slo_prices else "--objective"
         raise ConfigError(f"{flag} goes with preset joint", pointer=flag, hint="add --preset joint")
     if preset == LANGUAGE_PRESET:
         return _plan_language_models(priced(site), options)
@@ -344,9 +351,17 @@ def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
     moves = site.plan.moves if options.max_moves is None else options.max_moves
     running = None if options.running is None else _running_joint(options.running)
     joint = plan_joint_site(
-        site, options.objective, options.g_per_kwh, options.lock, options.compare, running=running, max_moves=moves
+        site,
+        options.objective,
+        options.g_per_kwh,
+        options.lock,
+        options.compare,
+        running=running,
+        max_moves=moves,
+        slo_prices=options.slo_prices,
     )
-    return SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, moves=joint.moves)
+    made = SitePlan(joint.plan, joint.others, None, joint.margin_ratio, joint.verdict, moves=joint.moves)
+    return replace(made, looser_slos=joint.looser_slos)
 
 
 def _running_joint(file: Path) -> ProvisionPlan:

@@ -72,8 +72,9 @@ class EnvelopePlan(NamedTuple):
         name: Its name within the envelope.
         load: The highest load that it serves, as a ratio of the site's rates.
         price: The price at which it was found.
-        bound: What no plan costs less than at that load and price.
-        gpus: The plan, at that load.
+        bound: What no plan costs less than at the load it was made for, at that price.
+        gpus: The plan, at the highest load.
+        made_load: The load it was made for, where that is lower than the highest that it serves; 0 for the highest.
     """
 
     name: str
@@ -81,6 +82,7 @@ class EnvelopePlan(NamedTuple):
     price: float
     bound: float
     gpus: tuple[PlannedGpu, ...]
+    made_load: float = 0.0
 
     @property
     def usd_per_hour(self) -> float:
@@ -128,13 +130,15 @@ class EnvelopeError(NamedTuple):
     Attributes:
         from_load, to_load: Above the one, up to the other.
         price: Where it is farthest.
-        error_ratio: Cost of a look-up just above ``from_load``, over the best plan known at ``from_load``, less 1.
+        error_ratio: Cost of a look-up over the least that a plan may cost, less 1, where that is greatest.
+        above_load: The load just above which that is, or from which it rises up to there.
     """
 
     from_load: float
     to_load: float
     price: float
     error_ratio: float
+    above_load: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class Envelope:
         loads: Loads for which it was made, in increasing order.
         site: What it was made for, in words that a later run compares.
         quality: How well the coefficients behind it are known.
+        least_requests_w: Watts that the requests of load 1 take at least, whatever the plan.
     """
 
     axis: PriceAxis
@@ -156,6 +161,7 @@ class Envelope:
     loads: tuple[float, ...]
     site: str = ""
     quality: Quality = Quality.MODELLED
+    least_requests_w: float = 0.0
     _order: IntArray = field(init=False, repr=False, compare=False)
     _rows: FloatArray = field(init=False, repr=False, compare=False)
 
@@ -213,7 +219,7 @@ class Envelope:
         """How far each plan's bound is below a look-up at its own load and price, as a ratio; the nearest first."""
         found = []
         for each in self.plans:
-            cost = float(self.costs(each.price, each.load)[1].min())
+            cost = float(self.costs(each.price, each.made_load or each.load)[1].min())
             found.append(max(0.0, 1 - each.bound / cost) if cost > 0 else 0.0)
         return tuple(sorted(found))
 
@@ -225,22 +231,40 @@ class Envelope:
     def errors(self) -> tuple[EnvelopeError, ...]:
         """Between each two loads, how far a look-up may be above the best plan known; the farthest first.
 
-        No plan for a higher load costs less than the best one for a lower load, so the error just above the lower one
-        is the greatest in between.
+        A plan for a higher load serves a lower one for the same less the watts of its requests. So from one load to a
+        higher one the least cost rises by at least the watts that the requests between them take.
         """
         return tuple(sorted((self.error(*pair) for pair in itertools.pairwise(self.loads)), key=_farthest))
 
     def error(self, from_load: float, to_load: float) -> EnvelopeError:
-        """How far a look-up may be above the best plan between two loads."""
-        found = [(self._above(price, from_load), price) for price in self.prices]
-        worst, price = max(found, key=lambda each: each[0])
-        return EnvelopeError(from_load, to_load, price, worst)
+        """How far a look-up may be above the best plan between two loads.
 
-    def _above(self, price: float, load: float) -> float:
-        here, above = self.costs(price, load)[1].min(), self.costs(price, load * (1 + 2 * _SAME))[1]
-        if not len(above):
-            return math.inf
-        return float(above.min() / here - 1) if here > 0 else 0.0
+        Between two highest loads of plans the same plans serve. The cost of each is a line in the load, and so is the
+        least cost: their ratio is greatest at one of the ends.
+        """
+        prices = np.array(self.prices, np.float64)
+        least = self._lines(prices, from_load, from_load).min(axis=1)
+        rise = np.array([self.axis.objective(price).per_w for price in self.prices]) * self.least_requests_w
+        inside = sorted({each.load for each in self.plans if from_load * (1 + 2 * _SAME) < each.load < to_load})
+        worst = EnvelopeError(from_load, to_load, self.prices[0], -math.inf, from_load)
+        for low, high in itertools.pairwise([from_load, *inside, to_load]):
+            serving = high * (1 - _SAME)
+            ends = [(self._lines(prices, serving, load).T, least + rise * (load - from_load)) for load in (low, high)]
+            if not ends[0][0].size:
+                return worst._replace(error_ratio=math.inf, above_load=low)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratios = np.maximum(*(np.where(floor > 0, cost / floor, 1.0) for cost, floor in ends)).min(axis=0)
+            at = int(np.argmax(ratios))
+            if ratios[at] - 1 > worst.error_ratio:
+                worst = worst._replace(price=self.prices[at], error_ratio=float(ratios[at] - 1), above_load=low)
+        return worst
+
+    def _lines(self, prices: FloatArray, serving: float, load: float) -> FloatArray:
+        """Costs at a load of the plans that serve another, float64[prices, plans]."""
+        fit = int(np.searchsorted(-self._rows[0], -serving, side="right"))
+        _, fixed, per_load, per_price, per_both = self._rows[:, :fit]
+        costs = fixed + per_load * load + prices[:, None] * (per_price + per_both * load)
+        return np.asarray(costs, np.float64)
 
     def frontier(self, load: float) -> tuple[tuple[EnvelopePlan, float, float], ...]:
         """Plans that are best at some price for a load, each with the prices from and up to which it is."""

@@ -59,7 +59,7 @@ class LanguageModelFacts:
         active_parameters: Those that work on one token.
         layers: Transformer (or hybrid) blocks.
         kv_bytes: KV cache of one token at two bytes a value, bytes; averaged over layers with a sliding window.
-        known: Whether the table has it; False where it was read from the id.
+        known: Whether the table has it, or its user stated it; False where it was read from the id.
         vision: Whether it takes pictures.
     """
 
@@ -146,11 +146,11 @@ def model_facts(model_id: str) -> LanguageModelFacts:
     name = model_id.strip().lower().rpartition("/")[2]
     vision = _VISION.search(name) is not None
     for pattern, backbone, parameters, at_work, layers, kv_bytes in _TABLE:
-        if re.search(pattern, name):
+        if re.search(f"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", name):
             return LanguageModelFacts(backbone, parameters * 1e9, at_work * 1e9, layers, kv_bytes, vision=vision)
     total, active = _said(name)
     if total is None:
-        nearest = nearest_names(name, (each[1] for each in _TABLE))
+        nearest = nearest_names(name, table_names())
         raise ConfigError(
             "the id of the model does not say how many parameters it has",
             got=model_id,
@@ -217,6 +217,11 @@ def precision_name(precision: str) -> str:
     precision_bytes(precision)
     name = precision.strip().lower()
     return PRECISION_NAMES.get(name, name)
+
+
+def table_names() -> tuple[str, ...]:
+    """Architectures and sizes that the table has."""
+    return tuple(dict.fromkeys(each[1] for each in _TABLE))
 
 
 def nearest_names(name: str, known: Iterable[str], most: int = 3) -> str:

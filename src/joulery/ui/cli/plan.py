@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 _NOT_WITH_SERIES = (
     *("running", "compare", "page_file", "triton", "objective", "lock", "intensity", "max_moves"),
-    *("envelope", "at", "limit"),
+    *("envelope", "at", "limit", "slo_prices"),
 )
-_NOT_WITH_ENVELOPE = ("compare", "objective", "lock", "running", "follow", "max_moves", "explain", "triton")
+_NOT_WITH_ENVELOPE = (
+    *("compare", "objective", "lock", "running", "follow", "max_moves", "explain", "triton"),
+    "slo_prices",
+)
 """Flags that say something of one plan."""
 
 
@@ -72,6 +75,7 @@ _NOT_WITH_ENVELOPE = ("compare", "objective", "lock", "running", "follow", "max_
 @click.option("--limit", metavar="T", help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
+@click.option("--slo-prices", is_flag=True, help="For joint: what longer SLOs would save, by plans made again.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as JSON.")
 @click.option(
     "--html", "page_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a picture."
@@ -99,6 +103,7 @@ def command(
     at: str | None,
     limit: str | None,
     explain: bool,
+    slo_prices: bool,
     out: Path | None,
     page_file: Path | None,
     triton: Path | None,
@@ -118,8 +123,6 @@ def command(
     from joulery.config import load
 
     file, series, envelope = _site_of(file, series, envelope)
-    if file is None:
-        raise click.UsageError("Missing argument 'SITE'.")
     if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
     site, g_per_kwh, locked = load(file), _g_per_kwh(intensity), _names(lock)
@@ -130,7 +133,7 @@ def command(
         _plan_envelope(site, g_per_kwh, click.get_current_context().params)
         return
     options = PlanOptions(
-        preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked
+        preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked, slo_prices
     )
     made = _planned(site, options)
     _keep(document := made.document() if as_json or out is not None else {}, out)
@@ -153,12 +156,18 @@ def _planned(site: Site, options: PlanOptions) -> SitePlan:
         return plan_site(site, options)
 
 
-def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str | None, str | None, str | None]:
-    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``."""
+def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str, str | None, str | None]:
+    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``.
+
+    Raises:
+        UsageError: There is none.
+    """
     if file is None and series:
         return series, "", envelope
     if file is None and envelope:
         return envelope, series, ""
+    if file is None:
+        raise click.UsageError("Missing argument 'SITE'.")
     return file, series, envelope
 
 

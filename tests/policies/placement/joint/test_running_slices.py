@@ -87,6 +87,21 @@ def test_moves_stay_within_their_limit(running, most):
     assert found.moves.moves <= most
 
 
+@pytest.fixture(scope="module")
+def many():
+    """A plan with several slices of one choice: more than serve a fraction of the rate."""
+    return plan_joint(scaled(asked(), 4.0))
+
+
+@pytest.mark.parametrize("load", [0.2, 1.2, 2.0, 4.0])
+def test_standing_still_is_always_a_choice_at_less_load(many, load):
+    today = scaled(asked(), load)
+    found = replan(today, many, 0)
+    check(today, many, found)
+    assert found.moves.moves == 0
+    assert found.plan.certificate.value <= many.certificate.value * (1 + 1e-9)
+
+
 def test_fewer_moves_never_take_fewer_watts(running):
     today = scaled(asked(), 0.9)
     values = [replan(today, running, most).plan.certificate.value for most in (0, 2, 6, None)]

@@ -1,9 +1,10 @@
 """Making an envelope: plans at the prices and loads where the ones known so far are farthest from the best.
 
 At a load the prices come first. The plans of the lowest and the highest price are two lines; where they cross, a third
-plan is sought, and so on until none is better (Cohon, 1978). Then loads: of all stretches between two of them the one
-that adds most to the error of look-ups, by its width and by how far they may be from the best known plan, is cut in
-two, and planned for at prices between those at which its neighbours' plans change.
+plan is sought, and so on until none is better (Cohon, 1978). Each plan is kept at the greatest load that its layouts
+serve. Then loads: of all stretches between two of them the one that adds most to the error of look-ups, by its width
+and by how far they may be from the best known plan, is cut in two above the load at which that error begins, and
+planned for at prices between those at which its neighbours' plans change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import patterns_of, plan_problem
-from joulery.policies.placement.joint.problem import JointRequest, problem_of
+from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
+from joulery.policies.placement.joint.stretched import stretched
 
 LOADS = (0.2, 1.2)
 """Loads between which an envelope is made."""
@@ -53,7 +55,7 @@ class EnvelopeEffort:
     loads: int = 400
     error_ratio: float = 0.004
     better_ratio: float = 0.0015
-    narrowest_ratio: float = 0.003
+    narrowest_ratio: float = 0.0005
 
 
 def make_envelope(
@@ -82,7 +84,7 @@ def make_envelope(
         ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
     """
     effort = effort or EnvelopeEffort()
-    search = _Search(request, axis, effort)
+    search = _Search(request, axis, effort, loads[1])
     search.add(loads[0], everywhere=True)
     for load in np.geomspace(loads[0], loads[1], effort.first).tolist()[1:]:
         try:
@@ -94,19 +96,31 @@ def make_envelope(
         wide = [
             each
             for each in search.envelope().errors()
-            if each.error_ratio > effort.error_ratio and each.to_load > each.from_load * (1 + effort.narrowest_ratio)
+            if each.error_ratio > effort.error_ratio and each.to_load > each.above_load * (1 + effort.narrowest_ratio)
         ]
         if not wide:
             break
         progress(len(search.loads), wide[0].error_ratio)
         worst = max(wide, key=_weight)
-        search.add(math.sqrt(worst.from_load * worst.to_load), everywhere=False)
+        search.add(math.sqrt(worst.above_load * worst.to_load), everywhere=False)
     return search.envelope()
 
 
 def _weight(error: EnvelopeError) -> float:
     """What a stretch adds to the error of a look-up anywhere."""
-    return min(error.error_ratio, 1.0) * (error.to_load - error.from_load)
+    return min(error.error_ratio, 1.0) * (error.to_load - error.above_load)
+
+
+def least_requests_w(problem: JointProblem) -> float:
+    """Watts that the requests of all services take at least: each with the variant and machine of fewest joules."""
+    least = [math.inf] * len(problem.services)
+    for at, item in enumerate(problem.items):
+        fitting = [m for m in range(len(problem.machines)) if problem.options[at][m]]
+        joules = min((float(problem.request_j[m, at]) for m in fitting), default=math.inf)
+        least[item.service] = min(least[item.service], joules)
+    for one in problem.slices:
+        least[one.service] = min(least[one.service], one.request_j)
+    return math.fsum(joules * rate for joules, rate in zip(least, problem.rates_rps.tolist(), strict=True))
 
 
 class _Search:
@@ -116,9 +130,10 @@ class _Search:
         loads: Loads planned for.
     """
 
-    def __init__(self, request: JointRequest, axis: PriceAxis, effort: EnvelopeEffort) -> None:
-        self._request, self._axis, self._effort = request, axis, effort
+    def __init__(self, request: JointRequest, axis: PriceAxis, effort: EnvelopeEffort, highest: float) -> None:
+        self._request, self._axis, self._effort, self._highest = request, axis, effort, highest
         self.loads: list[float] = []
+        self._least_w = math.inf
         self._plans: dict[float, list[EnvelopePlan]] = {}
         self._ends: tuple[float, float] | None = None
 
@@ -129,7 +144,7 @@ class _Search:
         prices = tuple(np.geomspace(low, high, _PRICES).tolist()) if high > low else (low,)
         plans = [each for load in sorted(self.loads) for each in self._plans[load]]
         named = tuple(each._replace(name=f"P{at + 1}") for at, each in enumerate(plans))
-        return Envelope(self._axis, named, prices, tuple(sorted(self.loads)))
+        return Envelope(self._axis, named, prices, tuple(sorted(self.loads)), least_requests_w=self._least_w)
 
     def add(self, load: float, *, everywhere: bool) -> None:
         """Plan for a load: at every price where the best plan changes, or where those of its neighbours do.
@@ -143,7 +158,8 @@ class _Search:
         low, high = self._ends
         prices = [low] if high <= low else [high, low] if everywhere else self._neighbours_prices(load)
         found = self._supported(load, solve, [solve(price) for price in prices])
-        self._plans[load] = [each for each, _, _ in self._frontier(load, found)]
+        best = [each for each, _, _ in self._frontier(load, found)]
+        self._plans[load] = [stretched(self._request, each, self._highest) for each in best]
         self.loads.append(load)
 
     def _solver(self, load: float) -> Callable[[float], EnvelopePlan]:
@@ -154,6 +170,7 @@ class _Search:
         )
         request = replace(self._request, services=services, objective=self._axis.objective(1.0))
         problem = problem_of(grouped(request, self._effort.joint.alike_from))
+        self._least_w = min(self._least_w, least_requests_w(problem) / load)
         beside = sorted(self.loads, key=lambda other: abs(math.log(other / load)))[:2]
         known = {
             pattern: None

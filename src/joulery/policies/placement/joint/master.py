@@ -109,10 +109,14 @@ class SliceMoves(NamedTuple):
     Attributes:
         shapes: Indices of the options of one shape, and how many slices run it.
         most: How many slices may be started or stopped.
+        slices: How many slices run each option, by its index, and no other; any where empty.
+        cuts: How many GPUs are cut in each way, by the index of the cut, and no other; any where empty.
     """
 
     shapes: tuple[tuple[tuple[int, ...], int], ...]
     most: int
+    slices: Mapping[int, int] = {}
+    cuts: Mapping[int, int] = {}
 
 
 class JointMaster:
@@ -263,12 +267,19 @@ class JointMaster:
         """Slices of each shape beyond those that run, and those that run no more, come to no more than the moves."""
         first, changed = mip.getNumCol(), list[int]()
         for at, (options, running) in enumerate(moves.shapes):
+            for i in options:  # slices that run may be more than serve today's rate: stopping one would be a move
+                most = max(self._most(self.problem.slices[i]), running)
+                mip.changeColBounds(self._first + i, 0.0, float(most))
             changed += [first + 2 * at, first + 2 * at + 1]
             for _ in range(2):
                 mip.addCol(0.0, 0.0, mip.inf, 0, np.zeros(0, np.int32), np.zeros(0))
             columns = [*(self._first + i for i in options), *changed[-2:]]
             add_row(mip, float(running), float(running), columns, [*(1.0 for _ in options), -1.0, 1.0])
         add_row(mip, 0.0, float(moves.most), changed, [1.0] * len(changed))
+        cuts = self._first + len(self.problem.slices)
+        for start, end, fixed in ((self._first, cuts, moves.slices), (cuts, self._last_cut, moves.cuts)):
+            for at in range(start, end) if fixed else ():
+                mip.changeColBounds(at, float(fixed.get(at - start, 0)), float(fixed.get(at - start, 0)))
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
         """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""

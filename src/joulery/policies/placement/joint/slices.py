@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _GAIN = 1.05
 """More processes on a slice count as another choice only if they may keep so many times the rate of fewer."""
+_SAME = 1e-9
+"""Joules closer to one another, as a ratio, are equal: those of fits are rounded."""
 
 
 class SliceOption(NamedTuple):
@@ -193,7 +195,7 @@ def _undominated(options: Sequence[SliceOption]) -> list[SliceOption]:
     """Options of one slice and variant that no other keeps a higher rate than for fewer joules; the first of equals."""
     found: list[SliceOption] = []
     for one in sorted(options, key=lambda each: (-each.capacity_rps, each.request_j, each.processes)):
-        if not found or one.request_j < found[-1].request_j:
+        if not found or one.request_j < found[-1].request_j * (1 - _SAME):
             found.append(one)
     return found
 

@@ -36,6 +36,8 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
         parts.append(violations_view(plan.violations))
     if explain:
         parts += [Text(), _explanation(plan, certificate)]
+    if made.looser_slos:
+        parts += [Text(), Text("\n".join(_looser(made, certificate)))]
     if made.others:
         parts += [Text(), _comparison([each for each in made.others if isinstance(each, ProvisionPlan)])]
     return parts
@@ -49,9 +51,26 @@ def joint_facts(made: SitePlan, plan: ProvisionPlan) -> tuple[list[str], list[st
     parts += [] if made.moves is None else [_moves(made.moves)]
     said = _simulated(made, certificate)
     parts += [] if said is None else [said]
-    return [line for part in parts for line in part.plain.split("\n")], _explanation(plan, certificate).plain.split(
-        "\n"
-    )
+    worth = [*_explanation(plan, certificate).plain.split("\n"), *_looser(made, certificate)]
+    return [line for part in parts for line in part.plain.split("\n")], worth
+
+
+def _looser(made: SitePlan, certificate: PlanCertificate) -> list[str]:
+    """What longer SLOs save: the difference of two plans each, the largest first."""
+    lines, none = [], []
+    for each in sorted(made.looser_slos, key=lambda one: -one.saved):
+        longer = f"{each.service}: {si(each.looser_s, 's')} instead of {si(each.slo_s, 's')}"
+        if each.saved > 0:
+            saved = value_text(certificate.objective, each.saved)
+            watted = "" if certificate.objective.unit == "W" else f" ({watts(each.saved_w)})"
+            lines.append(f"{longer} saves {'' if certificate.optimal else 'at least '}{saved}{watted}, planned again")
+        else:
+            none.append(each.service)
+    if none:
+        step = max(each.looser_s / each.slo_s for each in made.looser_slos) - 1
+        shown = "nothing" if certificate.optimal else "nothing that is proven"
+        lines.append(f"{percent(step)} more time for any one of {', '.join(none)} saves {shown}")
+    return lines
 
 
 def value_text(objective: PlanObjective, value: float) -> str:

@@ -20,7 +20,7 @@ from joulery.domain.gpu.optimum import CertifiedSlice, PlanCertificate
 from joulery.domain.gpu.plan_moves import InstanceShape, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.master import Flow, JointMaster, JointSolution, SliceMoves
-from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
+from joulery.policies.placement.joint.problem import ClockedType, JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.cut_gpus import PlacedSlice, numbered, sliced_gpu
 from joulery.policies.placement.joint.slices import MigCut, SliceChoice, SliceOption
 
@@ -63,6 +63,8 @@ def next_on_slices(
     gap_ratio: float,
     branchings: int,
     seconds: float,
+    *,
+    standing: bool = False,
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of the next plan; none where not everything can be served.
 
@@ -71,14 +73,20 @@ def next_on_slices(
         before: What runs.
         max_moves: Slices that may be started or stopped; None for any number.
         gap_ratio, branchings, seconds: How hard to try.
+        standing: Every GPU stays as it is, its clock too; requests alone are dealt out anew.
     """
     master = JointMaster(problem)
     master.relax()
     moves = None if max_moves is None else SliceMoves(_shapes(problem, before.gpus), max_moves)
+    if standing:
+        held = _held(problem, before.gpus)
+        if held is None:
+            return ()
+        moves = SliceMoves((), 0, *held)
     whole = master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=branchings, moves=moves)
     if not math.isfinite(whole.value) or bool(np.any(whole.unserved > _UNSERVED_RPS)):
         return ()
-    return _gpus(problem, whole, before.gpus, going_on=moves is not None)
+    return _gpus(problem, whole, before.gpus, going_on=max_moves is not None or standing)
 
 
 def _narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
@@ -140,6 +148,35 @@ def _shapes(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[tuple[tu
     return tuple((tuple(options.get(key, ())), running[key]) for key in dict.fromkeys([*options, *running]))
 
 
+def _held(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[Counter[int], Counter[int]] | None:
+    """Options and cuts of GPUs as they run, by index; None where one is no choice of today's problem."""
+    options = {(one.machine, _shape(problem, one)): at for at, one in enumerate(problem.slices)}
+    slices, cuts = Counter[int](), Counter[int]()
+    for gpu in gpus:
+        machine = next((at for at, one in enumerate(problem.machines) if _runs_on(gpu, one)), None)
+        found = [options.get((machine, shape_of(each))) for each in gpu.instances] if machine is not None else [None]
+        mine = Counter(each.slice for each in gpu.instances)
+        cut = next(
+            (
+                at
+                for at, one in enumerate(problem.cuts[: problem.running_cuts])
+                if one.machine == machine and one.counts == _menu(problem, one.machine).counts(tuple(mine.elements()))
+            ),
+            None,
+        )
+        if cut is None or None in found:
+            return None
+        cuts[cut] += 1
+        slices.update(each for each in found if each is not None)
+    return slices, cuts
+
+
+def _runs_on(gpu: PlannedGpu, machine: ClockedType) -> bool:
+    """Whether a GPU is of a type and at its clock."""
+    clock_mhz = gpu.clock_max_mhz if gpu.clock_set_mhz is None else gpu.clock_set_mhz
+    return gpu.type == machine.gpu_type.name and math.isclose(clock_mhz, machine.clocked.clock_mhz)
+
+
 def _gpus(
     problem: JointProblem, whole: JointSolution, running: Sequence[PlannedGpu], *, going_on: bool
 ) -> tuple[PlannedGpu, ...]:
@@ -178,12 +215,12 @@ def _continued(
     """The running GPU with such slices of which most instances go on; takes it from ``left``."""
     held, menu = problem.machines[cut.machine], _menu(problem, cut.machine)
     there = Counter(_shape(problem, one) for key in waiting if key[0] == cut.machine for one, _ in waiting[key])
-    best: tuple[int, int] | None = None
+    best: tuple[tuple[int, bool], int] | None = None
     for at, gpu in enumerate(left):
         if gpu.type == held.gpu_type.name and menu.counts(tuple(each.slice for each in gpu.instances)) == cut.counts:
             going = (Counter(shape_of(each) for each in gpu.instances) & there).total()
-            if best is None or going > best[0]:
-                best = going, at
+            if best is None or (going, _runs_on(gpu, held)) > best[0]:
+                best = (going, _runs_on(gpu, held)), at
     return None if best is None else left.pop(best[1])
 
 

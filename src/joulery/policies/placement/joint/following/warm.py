@@ -133,16 +133,19 @@ def _on_slices(
     if problem is None:
         return None
 
-    def made(most: int | None) -> WarmPlan | None:
-        gpus = next_on_slices(problem, before, most, effort.gap_ratio, effort.branchings, effort.seconds)
+    def made(most: int | None, *, standing: bool = False) -> WarmPlan | None:
+        limits = effort.gap_ratio, effort.branchings, effort.seconds
+        gpus = next_on_slices(problem, before, most, *limits, standing=standing)
         return _followed(problem, before, gpus) if gpus else None
 
     free = made(None)
     if free is None:
         return None
     # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
-    kept = made(0)
-    tries = [free, kept]
+    still, kept = made(0, standing=True), made(0)
+    if kept is None or kept.moves.moves > 0:
+        kept = still
+    tries = [free, kept, still]
     if max_moves is not None and free.moves.moves > max_moves > 0:
         tries += [made(max_moves), made(max_moves // 2)]
     within = [each for each in tries if each is not None and (max_moves is None or each.moves.moves <= max_moves)]
