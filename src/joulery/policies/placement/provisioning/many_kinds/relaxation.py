@@ -5,10 +5,10 @@ spreads processes over them, so that units, processes, power, cache use and memo
 rather than on each. A plan does all of that, so it costs no less. The linear program has a row for each service and few
 for each box, whatever the number of patterns; HiGHS solves it over the processes whose prices ask for them.
 
-Its dual is the certificate: a price for each resource of each box, at which no box is worth more than its GPU. A service
-is then worth the cheapest way to buy what it needs, and a plan costs no less than all services are worth. Any prices
-certify a bound (:meth:`BoxRelaxation.certified`), so those found for a sample of the services serve for all of them.
-Boxes that are used are cut in two, from one solution to the next, which raises the bound.
+Its dual is the certificate: a price for each resource of each box, at which no box is worth more than its GPU. A
+service is then worth the cheapest way to buy what it needs, and a plan costs no less than all services are worth. Any
+prices certify a bound (:meth:`BoxRelaxation.certified`), so those found for a sample of the services serve for all of
+them. Boxes that are used are cut in two, from one solution to the next, which raises the bound.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ _OPEN_W, _OPEN_PERCENT = 80.0, 24.0
 """Where a box without an end is cut, from its low side."""
 _KINDS_AT_ONCE = 100
 """Services whose uses are held in memory at once in :func:`certified`."""
+_COARSE, _FINE = 2e-3, 1e-4
+"""How close bound and optimum are in a solution, and where the optimum says that the bound wanted is in reach."""
+_AHEAD = 4
+"""A bound is out of reach that is not reached in so many times the last rise of the optimum, over as few cuts."""
 _TINY = 1e-9
 
 
@@ -178,7 +182,8 @@ class BoxRelaxation:
         self._known: list[dict[Column, None]] = [{} for _ in packings]
         self._gpus = [np.zeros(len(each.processes)) for each in self._boxes]
         self._load = [np.zeros((2, len(each.processes))) for each in self._boxes]
-        self.value = float("inf")
+        self.value = np.inf
+        self._values_before: list[float] = []
 
     def certificate(self) -> Certificate:
         """The best bound so far, for all services."""
@@ -221,8 +226,25 @@ class BoxRelaxation:
             alone,
         )
 
-    def solve(self, gap_ratio: float) -> None:
-        """Solve with the boxes there are, until bound and optimum are so close."""
+    def raise_bound(self, wanted_usd: float, cuts: int) -> None:
+        """Cut boxes until the bound is as high as wanted, as it seems out of reach, or so many times.
+
+        Args:
+            wanted_usd: Dollars an hour; infinite for as high as these cuts go.
+            cuts: How often boxes are cut at most.
+        """
+        for _ in range(cuts):
+            self.solve(wanted_usd)
+            if self._bound.usd_per_hour >= wanted_usd:
+                break
+            self._values_before.append(self.value)
+            rise = self.value - self._values_before[-_AHEAD:][0]
+            if len(self._values_before) >= _AHEAD and self.value + _AHEAD * rise < wanted_usd < np.inf:
+                break
+            self.refine()
+
+    def solve(self, wanted_usd: float = np.inf) -> None:
+        """Solve with the boxes there are: to a small gap, or until the bound is as high as wanted."""
         model, columns = self._model(), list[tuple[int, Column]]()
         for index, known in enumerate(self._known):
             columns += self._add(model, index, list(known))
@@ -236,7 +258,8 @@ class BoxRelaxation:
             cheapest = [self._some.cheapest(cost) for cost in costs]
             values = self._values(prices, cheapest)
             best = max(best, self._certificate(prices, values), key=_usd)
-            if best.usd_per_hour >= self.value * (1 - gap_ratio):
+            gap_ratio = _FINE if self.value >= wanted_usd else _COARSE
+            if best.usd_per_hour >= min(wanted_usd, self.value * (1 - gap_ratio)):
                 break
             for index, cost in enumerate(costs):
                 columns += self._add(model, index, self._near(index, cost, cheapest[index], values))
