@@ -2,7 +2,7 @@
 
 A few services that may not be cut: exact, by :mod:`exact`. Otherwise column generation with :mod:`columns`, whole
 numbers by HiGHS, and searches that miss nothing to raise the bound until it meets the plan. Many services that all
-differ: the same in batches (:mod:`in_batches`).
+differ: patterns from knapsacks, a bound from prices of boxes (:mod:`many_kinds`), and batches for very many.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
 _MANY_EFFORT = Effort(branchings=60, seconds=20.0)
 """Effort for the whole numbers of many services."""
-_PROOF_KINDS, _BOX_CUTS, _BOX_CUTS_SAMPLE = 100, 24, 12
-"""Services that prices for a bound are found with, at most; how often boxes are cut, and for a sample of services."""
+_BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
+"""How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
 """Different services up to which a better plan is searched for, and again with services cut further."""
 _REPLANNED_GPUS, _REPLANS = 12, 3
@@ -159,7 +159,8 @@ class _Proof:
     def _relaxation(self) -> BoxRelaxation:
         packings, items, demand = self._problem.packings, self._problem.items, self._problem.demand
         knapsacks = [Knapsacks(packing, items, demand, index) for index, packing in enumerate(packings)]
-        return BoxRelaxation(packings, items, demand, knapsacks, _PROOF_KINDS)
+        kinds = len(demand) if len(demand) <= TOGETHER_KINDS else _SAMPLE_KINDS
+        return BoxRelaxation(packings, items, demand, knapsacks, kinds)
 
 
 def _many(problem: Problem, rules: Rules) -> Solution:
@@ -206,6 +207,7 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
         if proof.near(cost_of(problem, gpus)) or proof.values is None:
             break
         gpus = replan_worst(problem, gpus, proof.values, planner, _REPLANNED_GPUS)
+        proof.raise_for(cost_of(problem, gpus))
     return gpus
 
 

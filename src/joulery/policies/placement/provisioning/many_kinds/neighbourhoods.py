@@ -3,9 +3,9 @@
 What a process needs on a shared GPU follows from three numbers: how many processes there are, and their power and
 cache use in all. In a box (so many processes, so much power and cache use at least and at most) every item has a least
 share, and what is worth most within the GPU's units is a knapsack. The box's upper limits on power and cache use are
-priced (Lagrange), so each knapsack bounds what any pattern of the box is worth; boxes whose bound is too high are cut
-in two. Neither the number of patterns nor, beyond a sorting, the number of services matters to the work: of all items
-that need the same units, a GPU with ``n`` processes can prefer only the ``n`` most valuable.
+priced (Lagrange), so each knapsack bounds what any pattern of the box is worth. Neither the number of patterns nor,
+beyond a sorting, the number of services matters to the work: of all items that need the same units, a GPU with ``n``
+processes can prefer only the ``n`` most valuable.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _BOXES_EACH, _NEAR = 6, 1.02
 """Ways to place a service that join in one round: in so many boxes, if they cost hardly more than the cheapest."""
 _KEPT = 1.01
 """Columns whose process costs more than this, against its service's cheapest, are dropped when boxes are cut."""
-_CUT_SHARE = 0.8
+_CUT_SHARE = 0.95
 """Boxes that together have this share of what low corners understate are cut."""
 _SPEED_PER_W, _STRETCH_PER_PERCENT = 7e-4, 2.2e-3
 """What a watt and a percent change in the time of a process, about: decides which boxes are cut, along which side."""
