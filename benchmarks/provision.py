@@ -28,6 +28,8 @@ APP12 = (
 )
 """Table 3 of the paper: model, SLO in ms, requests a second."""
 PROMISED_MS = {12: 0.5, 1000: 60.0}
+CURVE_S = {5.0: (12, 20, 40, 48, 49, 50), 30.0: (60, 73, 100, 200, 500), 60.0: (1000,)}
+"""Numbers of different services by what ``best`` may take for them, in seconds of CPU."""
 _JSON_NAMES = {
     "load_bytes": "d_load",
     "feedback_bytes": "d_feedback",
@@ -128,7 +130,9 @@ def run() -> Result:
             checks.append((f"{name}: at most 5 MB", memory <= 5e6))
         times = f"{ours_s * 1e3:.3g} ms", f"{theirs_s * 1e3:.3g} ms", f"{theirs_s / ours_s:.0f} ×"
         table.append([name, str(len(gpus)), *times, f"{memory / 1e6:.2f} MB", ""])
-    for n, varied, limit_s in ((12, False, 5.0), (1000, False, 60.0), (200, True, 60.0), (1000, True, 60.0)):
+    copies = ((12, False, 5.0), (1000, False, 60.0))
+    different = tuple((n, True, limit_s) for limit_s, some in CURVE_S.items() for n in some)
+    for n, varied, limit_s in (*copies, *different):
         services = workloads(rows(n, varied=varied))
         found: list[ProvisionPlan] = []
         seconds = user_s(
@@ -139,11 +143,10 @@ def run() -> Result:
         name = f"`best`, {n} {'varied' if varied else 'copies' if n > 12 else 'workloads'}"
         table.append([name, str(len(plan.gpus)), f"{seconds:.3g} s", "", "", "", proof])
         checks.append((f"{name}: at most {limit_s:g} s", seconds <= limit_s and not plan.violations))
-        if varied:
+        checks.append((f"{name}: within 2 % of the bound", plan.gap_ratio <= 0.02))
+        if varied and n >= 100:
             paper_gpus = sum(map(bool, igniter.plan(services, V100.profile)))
             checks.append((f"{name}: fewer GPUs than `igniter`'s {paper_gpus}", len(plan.gpus) < paper_gpus))
-        else:
-            checks.append((f"{name}: within 2 % of the bound", plan.gap_ratio <= 0.02))
     return Result(
         "Provisioning GPUs",
         ("planner", "GPUs", "user CPU", "line by line", "faster", "memory at the peak", "proof"),

@@ -22,7 +22,6 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.policies.placement.joint.looser_slos import LooserSlo
 from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
 from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
@@ -30,8 +29,9 @@ from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesP
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
 from joulery.store.plans import read_plan
 
-if TYPE_CHECKING:  # a plan of shares needs neither
+if TYPE_CHECKING:  # a plan of shares needs none of them
     from joulery.policies.placement.joint.day import DayPlan as DayPlan
+    from joulery.policies.placement.joint.looser_slos import LooserSlo
     from joulery.sim.placement.plan_judge import PlanVerdict
 
 SERIES_SCHEMA = "joulery.plan-series/1"

@@ -1,1 +1,1 @@
-"""Plans for many different services: patterns and bounds by knapsacks, and plans in batches for very many."""
+"""Plans for many different services: patterns by knapsacks, a bound by a relaxation, and batches for very many."""

@@ -1,9 +1,9 @@
-"""Column generation for many different services: patterns and bounds from knapsacks instead of a tree of patterns."""
+"""Column generation for many different services: patterns from knapsacks instead of a tree of patterns."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from joulery.policies.placement.master import Relaxation, Whole
 from joulery.policies.placement.provisioning.column_generation import Effort, Generator
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
-from joulery.policies.placement.provisioning.packing import Packing, Pattern, Problem, Range
+from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range
 
 _ABOVE = 1e-4
 """A pattern joins when it is worth so much more than its GPU, as a ratio."""
@@ -60,28 +60,18 @@ class BoxGenerator(Generator):
         self._allowed = self._open.copy()
         self._unfit: list[set[Pattern]] = [set() for _ in packings]
         self._searches = self._box_searches()
-        self._proofs: list[BoxSearch] = []
         price = [packing.gpu_type.usd_per_hour for packing in packings]
         self._dearest, self._weight = max(price), _WEIGHT
         self._alone = np.full(len(problem.kinds), np.inf)
         for packing in packings:
             share = packing.alone / packing.capacity / self._part * packing.gpu_type.usd_per_hour
             np.minimum.at(self._alone, self._kind, np.where(packing.alone <= packing.capacity, share, np.inf))
-        self._single = [packing.alone <= packing.capacity for packing in packings]
 
     def _box_searches(self) -> list[BoxSearch]:
         demand = self._demand.astype(int).tolist()
         return [
-            BoxSearch(Knapsacks(packing, self._items, demand, index), self._true_value(packing))
-            for index, packing in enumerate(self._packings)
+            BoxSearch(Knapsacks(packing, self._items, demand, index)) for index, packing in enumerate(self._packings)
         ]
-
-    @staticmethod
-    def _true_value(packing: Packing) -> Callable[[Pattern, FloatArray], float]:
-        def value(pattern: Pattern, values: FloatArray) -> float:
-            return 0.0 if packing.fit(pattern) is None else float(values[list(pattern)].sum())
-
-        return value
 
     def allow_cuts(self, allowed: bool) -> None:
         """Whether services may be cut into more replicas than they cannot do without, from now on.
@@ -136,23 +126,6 @@ class BoxGenerator(Generator):
             values = self._values(relaxation) * self._allowed / self._price(index, relaxation)
             added += self._join(index, self._searches[index].round(values, target, everywhere=everywhere))
         return added
-
-    def bound(self, relaxation: Relaxation, gap_ratio: float, work: int) -> tuple[float, bool]:
-        """What no plan costs less than, by Farley's scaling, and whether patterns were found on the way.
-
-        Cut boxes are kept for the next proof, not for rounds of generation: those take longer with many boxes.
-        """
-        self._proofs = self._proofs or [
-            mine.priced_as(other) for mine, other in zip(self._box_searches(), self._searches, strict=True)
-        ]
-        scale, added = 1.0, 0
-        for index in self._wanted():
-            values = self._values(relaxation) / self._price(index, relaxation)
-            proof = self._proofs[index].prove(values, 1 + gap_ratio, work)
-            alone = float(np.max(values, initial=0.0, where=self._single[index]))
-            scale = min(scale, 1.0 / max(proof.most, alone))
-            added += self._join(index, proof.patterns)
-        return self._farley(relaxation, scale), added > 0
 
     def dive(self, step: DiveStep) -> Whole:
         """Whole numbers: settle the GPUs the relaxation is surest of, adapt the rest, and so on; the solver ends it."""

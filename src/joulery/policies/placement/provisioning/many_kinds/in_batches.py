@@ -6,11 +6,15 @@ room is wasted once at the end instead of once a batch. Nothing is proven on the
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.provisioning import Workload
+from joulery.policies.placement.provisioning.column_generation import cost_of
 from joulery.policies.placement.provisioning.gpu_shares import Placed
+from joulery.policies.placement.provisioning.packing import Problem
 
 BATCH = 60
 """Services planned at once."""
@@ -41,6 +45,32 @@ def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Pl
         served = {share.part.workload for gpu in done for share in gpu.shares}
         pool = [index for index in pool if index not in served]
     return tuple(kept)
+
+
+def replan_worst(
+    problem: Problem, gpus: tuple[Placed, ...], values: FloatArray, planner: Planner, most: int
+) -> tuple[Placed, ...]:
+    """The plan with the GPUs worth least planned again together; as it was where that takes more GPUs.
+
+    Args:
+        problem: What is planned.
+        gpus: The plan.
+        values: What one more service of each kind costs at least, float64[kinds].
+        planner: Plans some of the services; parts refer to them by their place.
+        most: GPUs that are planned again, at most.
+    """
+    value = {member: values[at] for at, kind in enumerate(problem.kinds) for member in kind.members}
+
+    def worth(group: list[Placed]) -> float:
+        parts = [share.part for gpu in group for share in gpu.shares]
+        return math.fsum(value[part.workload] / part.replicas for part in parts) / cost_of(problem, group)
+
+    chosen, kept = list[Placed](), list[Placed]()
+    for group in sorted(_linked(gpus), key=worth):
+        (chosen if len(chosen) + len(group) <= most else kept).extend(group)
+    pool = sorted({share.part.workload for gpu in chosen for share in gpu.shares})
+    again = [_renamed(gpu, pool) for gpu in planner([problem.workloads[index] for index in pool])]
+    return (*kept, *again) if cost_of(problem, again) <= cost_of(problem, chosen) else gpus
 
 
 def each_model_in_turn(models: Sequence[str]) -> list[int]:

@@ -3,13 +3,14 @@
 What a process needs on a shared GPU follows from three numbers: how many processes there are, and their power and
 cache use in all. In a box (so many processes, so much power and cache use at least and at most) every item has a least
 share, and what is worth most within the GPU's units is a knapsack. The box's upper limits on power and cache use are
-priced (Lagrange), so each knapsack bounds what any pattern of the box is worth; boxes whose bound is too high are cut
-in two. Neither the number of patterns nor, beyond a sorting, the number of services matters to the work: of all items
-that need the same units, a GPU with ``n`` processes can prefer only the ``n`` most valuable.
+priced (Lagrange), so each knapsack bounds what any pattern of the box is worth. Neither the number of patterns nor,
+beyond a sorting, the number of services matters to the work: of all items that need the same units, a GPU with ``n``
+processes can prefer only the ``n`` most valuable.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -107,6 +108,9 @@ class Knapsacks:
         packing: The type and its items.
         items: The items.
         demand: Services of each kind.
+
+    Attributes:
+        per_item: Slope and offset of power, slope and offset of cache use, and cache sensitivity, float64[5, items].
     """
 
     def __init__(self, packing: Packing, items: Sequence[Item], demand: Sequence[int], type_index: int) -> None:
@@ -134,7 +138,8 @@ class Knapsacks:
                     one.cache_offset_percent,
                     one.cache_sensitivity,
                 )
-        self._options, self._per_item = table, per_item
+        self._options, self.per_item = table, per_item
+        self._least_cache = float(np.minimum(per_item[3], 0.0).min(initial=0.0))
         self._choices: dict[int, Choices] = {}
         self._members: dict[int, list[int]] = {}
         self.choose(np.ones(len(items), bool))
@@ -144,6 +149,13 @@ class Knapsacks:
         self._choices, self._members = {}, {}
         for index in np.flatnonzero(allowed).tolist():
             self._members.setdefault(self._items[index].kind, []).append(index)
+
+    def of(self, items: IntArray) -> Knapsacks:
+        """Those of some items, for :meth:`table` alone; neighbours may be any of all items."""
+        some = copy.copy(self)
+        some._options, some.per_item = self._options[:, items], self.per_item[:, items]
+        some._items = [self._items[index] for index in items.tolist()]
+        return some
 
     @property
     def spare_w(self) -> float:
@@ -179,11 +191,11 @@ class Knapsacks:
     def _table(self, boxes: Boxes) -> SizeTable:
         gpu = self._gpu
         limit, launch, kernels, work, k4, k5, ability, alone = self._options
-        _, _, slope, offset, sensitivity = (column[:, None] for column in self._per_item)
+        _, _, slope, offset, sensitivity = (column[:, None] for column in self.per_item)
         excess_w = np.maximum(gpu.idle_w + boxes.power_low_w - gpu.power_cap_w, 0.0)
         speed = np.maximum(1.0 + gpu.clock_mhz_per_w / gpu.clock_max_mhz * excess_w, _SPEED_MIN)[:, None, None]
         delay_ms = np.array([launch_delay_ms(gpu, int(n)) for n in boxes.processes])[:, None, None]
-        least = float(np.minimum(self._per_item[3], 0.0).min(initial=0.0))
+        least = self._least_cache
         floor = np.minimum(boxes.processes - 1, 40)[:, None, None] * least
         low = np.maximum(boxes.cache_low[:, None, None], floor + least)
         budget = limit * speed - launch - kernels * delay_ms
@@ -275,7 +287,7 @@ class Knapsacks:
         """What the knapsacks of boxes with so many processes choose from; without those worth less than ``target``."""
         mine = np.flatnonzero(boxes.processes == processes)
         choices, capacity = self.choices(processes), self.packing.capacity
-        slope, offset_w, cache_slope, cache_offset, _ = self._per_item
+        slope, offset_w, cache_slope, cache_offset, _ = self.per_item
         per_w, per_percent = per_w[mine], per_percent[mine]
         rent = _rent(boxes.where(mine), per_w, per_percent)
         flat = choices.item * (_SLOTS + 1) + choices.slot

@@ -1,4 +1,7 @@
-"""Preset ``best`` for many services that all differ: patterns and bounds from knapsacks; very many in batches."""
+"""Preset ``best`` for many services that all differ.
+
+Patterns from knapsacks, a bound from prices of boxes of neighbourhoods; very many services in batches.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.provisioning.column_generation import (
     Effort,
@@ -18,7 +22,9 @@ from joulery.policies.placement.provisioning.column_generation import (
 )
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, Placed
 from joulery.policies.placement.provisioning.many_kinds.generation import CAREFUL, QUICK, BoxGenerator
-from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches
+from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches, replan_worst
+from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
+from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.packing import Problem, Range, problem_of
 from joulery.policies.placement.provisioning.planner import (
@@ -35,12 +41,12 @@ TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
 _MANY_EFFORT = Effort(branchings=60, seconds=20.0)
 """Effort for the whole numbers of many services."""
-_GAP_LARGEST, _GAP_LEAST, _GAP_MIXED = 0.05, 1e-3, 0.005
-"""How much a layout may be worth beyond its GPU in a proof for many services: at most, at least, with several types."""
-_BOXES, _BOXES_MIN, _ROUNDS_AGAIN = 120_000, 1200, 30
-"""Boxes a search for a bound may solve, over services, and at least; rounds of column generation in between."""
+_BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
+"""How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
-"""Different services up to which a better bound and plan are searched for, and again with services cut further."""
+"""Different services up to which a better plan is searched for, and again with services cut further."""
+_REPLANNED_GPUS, _REPLANS = 12, 3
+"""How many of the GPUs worth least are planned again at once, for more services than that, and how often."""
 _GAP_ENOUGH = 0.02
 """A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000
@@ -49,77 +55,97 @@ _BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=5.0), 30
 """Effort for one batch of many services, and rounds of column generation."""
 
 
+class _Proof:
+    """The bound on a plan for many services: the shares needed alone first, more where a plan asks for it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._boxes: BoxRelaxation | None = None
+        self.relaxed = volume(problem)
+        self.bound = attainable(problem, self.relaxed, problem.ranges)
+        self.method = f"{cuts_of(problem)}; sum of the shares needed alone"
+        self.values: FloatArray | None = None
+
+    def near(self, usd_per_hour: float) -> bool:
+        """Whether a plan at this price needs no better bound."""
+        return usd_per_hour <= self.bound * (1 + _GAP_ENOUGH)
+
+    def raise_for(self, usd_per_hour: float) -> None:
+        """Raise the bound until it is near a plan at this price, as far as that seems in reach."""
+        if self.near(usd_per_hour):
+            return
+        self._boxes = self._boxes or self._relaxation()
+        sample = not self._boxes.complete
+        wanted = math.inf if sample else self._wanted(usd_per_hour)
+        self._boxes.raise_bound(wanted, _BOX_CUTS_SAMPLE if sample else _BOX_CUTS)
+        certificate = self._boxes.certificate()
+        self.values = certificate.values
+        if certificate.usd_per_hour > self.relaxed:
+            self.relaxed = certificate.usd_per_hour
+            self.method = f"{cuts_of(self._problem)}; no layout of a GPU is worth more than its price"
+            self.bound = max(self.bound, attainable(self._problem, self.relaxed, self._problem.ranges))
+
+    def _wanted(self, usd_per_hour: float) -> float:
+        """The bound without rounding that is near a plan at this price once it is rounded to whole GPUs."""
+        near = usd_per_hour / (1 + _GAP_ENOUGH)
+        if len(self._problem.types) > 1:
+            return near
+        step = self._problem.types[0].usd_per_hour
+        return (math.ceil(near / step - EQUAL) - 1) * step * (1 + EQUAL)
+
+    def _relaxation(self) -> BoxRelaxation:
+        packings, items, demand = self._problem.packings, self._problem.items, self._problem.demand
+        knapsacks = [Knapsacks(packing, items, demand, index) for index, packing in enumerate(packings)]
+        kinds = len(demand) if len(demand) <= TOGETHER_KINDS else _SAMPLE_KINDS
+        return BoxRelaxation(packings, items, demand, knapsacks, kinds)
+
+
 def plan_many(problem: Problem, rules: Rules) -> Solution:
-    """A plan for many different services, and a bound from knapsacks; in batches, without a search, for very many."""
-    relaxed = volume(problem)
-    bound = attainable(problem, relaxed, problem.ranges)
-    method = f"{cuts_of(problem)}; sum of the shares needed alone"
-    if proven_infeasible(problem, bound):
-        raise too_few_gpus(problem, bound)
-    kinds = len(problem.kinds)
-    if kinds > TOGETHER_KINDS:
+    """A plan for many different services, and a bound on any; in batches for very many."""
+    proof = _Proof(problem)
+    if proven_infeasible(problem, proof.bound):
+        raise too_few_gpus(problem, proof.bound)
+    batches = len(problem.kinds) > TOGETHER_KINDS
+    if batches:
         gpus = plan_in_batches(problem.workloads, partial(_planned_batch, problem.types, rules))
-        if _over(problem, gpus):
-            gpus = _within_limits(problem, gpus)
-        return Solution(gpus, bound_of(problem, bound, relaxed, method))
-    # As many GPUs as wanted: limits only raise what a plan costs, so the bound holds with them too.
-    unlimited: list[Range] = [(0, None)] * len(problem.types)
+        proof.raise_for(cost_of(problem, gpus))
+    else:
+        gpus = _together(problem, rules, proof)
+    if proven_infeasible(problem, proof.bound):
+        raise too_few_gpus(problem, proof.bound)
+    if _over(problem, gpus) and (batches or len(problem.types) > 1):
+        gpus = _within_limits(problem, gpus)
+    return Solution(gpus, bound_of(problem, proof.bound, proof.relaxed, proof.method))
+
+
+def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ...]:
+    """The best plan found for services that are planned at once, on as many GPUs as it needs; raises the bound."""
+    # Limits on GPUs only raise what a plan costs, so the bound holds with them too.
+    kinds, unlimited = len(problem.kinds), list[Range]([(0, None)] * len(problem.types))
     generator = BoxGenerator(problem, _MANY_EFFORT, ranges=unlimited)
     generator.allow_cuts(False)
     generator.generate(generator.master.relax())
     best = generator.dive(QUICK)
     for cut in (False, True)[: (kinds <= _CAREFUL_KINDS) + (kinds <= _CUT_KINDS)]:
-        near = best.complete and best.usd_per_hour <= bound * (1 + _GAP_ENOUGH)
-        if near or problem.crossed or proven_infeasible(problem, bound):
+        if best.complete:
+            proof.raise_for(best.usd_per_hour)
+        near = best.complete and proof.near(best.usd_per_hour)
+        if near or problem.crossed or proven_infeasible(problem, proof.bound):
             break
-        generator.allow_cuts(True)
-        relaxation = generator.generate(generator.master.relax(), _ROUNDS_AGAIN, careful=True)
-        for gap_ratio in _gaps_to_prove(problem, relaxation.usd_per_hour, bound):
-            proven, _ = generator.bound(relaxation, gap_ratio, max(_BOXES_MIN, _BOXES // kinds))
-            if proven > relaxed:
-                relaxed, method = proven, f"{cuts_of(problem)}; no layout of a GPU is worth more than its price"
-                bound = max(bound, attainable(problem, relaxed, problem.ranges))
-        if not best.complete or best.usd_per_hour > bound * (1 + _GAP_ENOUGH):
-            generator.allow_cuts(cut)
-            relaxation = generator.generate(generator.master.relax(), careful=kinds <= _CUT_KINDS)
-            generator.enrich(relaxation)
-            best = cheaper(best, generator.dive(CAREFUL))
-    if proven_infeasible(problem, bound):
-        raise too_few_gpus(problem, bound)
+        generator.allow_cuts(cut)
+        generator.enrich(generator.generate(generator.master.relax(), careful=kinds <= _CUT_KINDS))
+        best = cheaper(best, generator.dive(CAREFUL))
     gpus = placed(problem, best.gpus) if best.complete else uncut_plan(problem, _MANY_EFFORT)
-    if problem.crossed and cost_of(problem, gpus) > bound * (1 + EQUAL):  # knapsacks know of shares alone
+    proof.raise_for(cost_of(problem, gpus))
+    if problem.crossed and cost_of(problem, gpus) > proof.bound * (1 + EQUAL):  # knapsacks know of shares alone
         gpus = min(gpus, uncut_plan(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
-    if _over(problem, gpus) and len(problem.types) > 1:
-        gpus = _within_limits(problem, gpus)
-    return Solution(gpus, bound_of(problem, bound, relaxed, method))
-
-
-def _gaps_to_prove(problem: Problem, relaxed: float, bound: float) -> tuple[float, ...]:
-    """How much may be lost in proofs that raise the bound, one after the other; none where none can.
-
-    The coarse one takes few boxes and raises the bound of many services further. The fine one proves the optimum of few
-    and finds patterns that whole numbers need.
-    """
-    fine = _gap_to_next(problem, relaxed, bound)
-    if fine <= 0:
-        return ()
-    return (fine,) if fine > _GAP_LARGEST / 2 else (_GAP_LARGEST, fine)
-
-
-def _gap_to_next(problem: Problem, relaxed: float, bound: float) -> float:
-    """How much may be lost in a proof that raises the bound as far as the relaxation allows; 0 where it cannot."""
-    reachable = attainable(problem, relaxed, [(0, None)] * len(problem.types))
-    if reachable <= bound * (1 + EQUAL):
-        return 0.0
-    if len(problem.types) > 1:
-        return _GAP_MIXED
-    step = problem.types[0].usd_per_hour
-    # Where a number of GPUs is out of reach, as the relaxation needs hardly more than one less, that one less is not.
-    for below in (reachable - step, reachable - 2 * step):
-        lost = relaxed / below - 1 if below > 0 else math.inf
-        if below * (1 + EQUAL) >= bound - step and lost > _GAP_LEAST:
-            return min(_GAP_LARGEST, 0.8 * lost)
-    return 0.0
+    planner = partial(_planned_batch, problem.types, rules)
+    for _ in range(_REPLANS if kinds > _CAREFUL_KINDS and not problem.crossed else 0):
+        if proof.near(cost_of(problem, gpus)) or proof.values is None:
+            break
+        gpus = replan_worst(problem, gpus, proof.values, planner, _REPLANNED_GPUS)
+        proof.raise_for(cost_of(problem, gpus))
+    return gpus
 
 
 def _planned_batch(types: Sequence[GpuType], rules: Rules, workloads: Sequence[Workload]) -> tuple[Placed, ...]:

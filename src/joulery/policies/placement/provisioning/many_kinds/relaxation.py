@@ -1,0 +1,470 @@
+"""What no plan for many different services costs less than: services spread at will over boxes of neighbourhoods.
+
+In a box of :mod:`neighbourhoods` every process has a least size. The relaxation rents fractions of GPUs in each box and
+spreads processes over them, so that units, processes, power, cache use and memory of a box suffice in sum over its GPUs
+rather than on each. A plan does all of that, so it costs no less. The linear program has a row for each service and few
+for each box, whatever the number of patterns; HiGHS solves it over the processes whose prices ask for them.
+
+Its dual is the certificate: a price for each resource of each box, at which no box is worth more than its GPU. A
+service is then worth the cheapest way to buy what it needs, and a plan costs no less than all services are worth. Any
+prices certify a bound (:meth:`BoxRelaxation.certified`), so those found for a sample of the services serve for all of
+them. Boxes that are used are cut in two, from one solution to the next, which raises the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from joulery.domain.arrays import BoolArray, FloatArray
+from joulery.policies.placement.master import new_model, run
+from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import (
+    PROCESSES_MAX,
+    Boxes,
+    Knapsacks,
+)
+from joulery.policies.placement.provisioning.options import Item
+from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Packing
+
+_ROUNDS = 30
+"""Rounds of pricing in one solution, at most."""
+_WEIGHT = 0.3
+"""Weight of the best prices so far in the next ones: the relaxation over few columns prices boxes at random."""
+_BOXES_EACH, _NEAR = 6, 1.02
+"""Ways to place a service that join in one round: in so many boxes, if they cost hardly more than the cheapest."""
+_KEPT = 1.01
+"""Columns whose process costs more than this, against its service's cheapest, are dropped when boxes are cut."""
+_CUT_SHARE = 0.95
+"""Boxes that together have this share of what low corners understate are cut."""
+_SPEED_PER_W, _STRETCH_PER_PERCENT = 7e-4, 2.2e-3
+"""What a watt and a percent change in the time of a process, about: decides which boxes are cut, along which side."""
+_OPEN_W, _OPEN_PERCENT = 80.0, 24.0
+"""Where a box without an end is cut, from its low side."""
+_KINDS_AT_ONCE = 100
+"""Services whose uses are held in memory at once in :func:`certified`."""
+_COARSE, _FINE = 2e-3, 1e-4
+"""How close bound and optimum are in a solution, and where the optimum says that the bound wanted is in reach."""
+_AHEAD = 4
+"""A bound is out of reach that is not reached in so many times the last rise of the optimum, over as few cuts."""
+_TINY = 1e-9
+
+
+class BoxPrices(NamedTuple):
+    """Prices of the resources of GPUs in boxes of neighbourhoods: the certificate of a bound.
+
+    Attributes:
+        type_index: Which GPU type.
+        boxes: The boxes; together they hold every neighbourhood of two processes and more.
+        prices: Dollars an hour for a unit, for being one of the processes, for a watt, a percent of cache use, and the
+            GPU's memory, float64[boxes, 5], each from 0.
+    """
+
+    type_index: int
+    boxes: Boxes
+    prices: FloatArray
+
+
+class Certificate(NamedTuple):
+    """A bound and what proves it.
+
+    Attributes:
+        usd_per_hour: No plan costs less.
+        values: What one more service of each kind costs at least, float64[kinds].
+        prices: For each GPU type.
+    """
+
+    usd_per_hour: float
+    values: FloatArray
+    prices: tuple[BoxPrices, ...]
+
+
+class Column(NamedTuple):
+    """A process placed in a box: the box, the item, and in which size."""
+
+    box: int
+    item: int
+    size: int
+
+
+class _Uses(NamedTuple):
+    """What a process needs in each box at least: float64[boxes, items, sizes]; memory as a ratio, float64[items]."""
+
+    units: FloatArray
+    power_w: FloatArray
+    cache_percent: FloatArray
+    memory: FloatArray
+
+    def cost(self, prices: FloatArray) -> FloatArray:
+        """Of every process at prices of the resources, float64[boxes, items, sizes]; infinite where it does not fit."""
+        units, processes, power, cache, memory = (column[:, None, None] for column in prices.T)
+        fits = self.units < np.inf
+        total = units * np.where(fits, self.units, 0.0) + processes + memory * self.memory[None, :, None]
+        total += power * self.power_w + cache * self.cache_percent
+        return np.where(fits, total, np.inf)
+
+    def joined(self, keep: IntArray, other: _Uses) -> _Uses:
+        """Those of some boxes, and of others behind them."""
+        pairs = zip(self[:3], other[:3], strict=True)
+        units, power_w, cache_percent = (np.concatenate([mine[keep], more]) for mine, more in pairs)
+        return _Uses(units, power_w, cache_percent, self.memory)
+
+
+class _Services(NamedTuple):
+    """Some services and what is known of their items.
+
+    Attributes:
+        knapsacks: For each GPU type, of these items.
+        memory: For each GPU type: memory of each item as a ratio of the GPU's, float64[items].
+        demand: Services of each kind, float64[kinds].
+        kind, replicas, starts: Of each item; the first item of each kind.
+        alone_usd: What a service of each kind costs on GPUs of its own, float64[kinds].
+    """
+
+    knapsacks: tuple[Knapsacks, ...]
+    memory: tuple[FloatArray, ...]
+    demand: FloatArray
+    kind: IntArray
+    replicas: FloatArray
+    starts: IntArray
+    alone_usd: FloatArray
+
+    def uses(self, index: int, boxes: Boxes) -> _Uses:
+        """What they need in boxes of one type."""
+        table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
+        slope, offset_w, cache_slope, cache_offset, _ = per_item
+        # The last size of the table stands for several copies; here each process has a size of its own.
+        units, ability = table.units[:, :, :-1], table.ability[:, :, :-1]
+        return _Uses(
+            np.where(units < NEVER, units, np.inf),
+            slope[None, :, None] * ability + offset_w[None, :, None],
+            cache_slope[None, :, None] * ability + cache_offset[None, :, None],
+            self.memory[index],
+        )
+
+    def cheapest(self, cost: FloatArray) -> FloatArray:
+        """The cheapest way to serve one of each kind in each box, float64[boxes, kinds]."""
+        each = cost.min(axis=2) * self.replicas
+        return np.asarray(np.minimum.reduceat(each, self.starts, axis=1), np.float64)
+
+
+class BoxRelaxation:
+    """The relaxation of one problem; see the module.
+
+    Args:
+        packings: The GPU types.
+        items: The items, those of a kind side by side.
+        demand: Services of each kind.
+        knapsacks: For each GPU type, of all items.
+        kinds: Solve for so many kinds at most, chosen evenly by what they need.
+
+    Attributes:
+        value: The optimum over the columns there are, in dollars an hour: no bound of these boxes is higher.
+    """
+
+    def __init__(
+        self,
+        packings: Sequence[Packing],
+        items: Sequence[Item],
+        demand: Sequence[int],
+        knapsacks: Sequence[Knapsacks],
+        kinds: int,
+    ) -> None:
+        self._packings, self._items, self._demand, self._all = packings, items, demand, knapsacks
+        self.complete = len(demand) <= kinds
+        self._some = self._services(_spread(packings, items, len(demand), kinds))
+        self._usd = [packing.gpu_type.usd_per_hour for packing in packings]
+        self._boxes = [each.boxes() for each in knapsacks]
+        self._uses = [self._some.uses(index, boxes) for index, boxes in enumerate(self._boxes)]
+        self._prices = [_by_share(*each) for each in zip(packings, self._boxes, strict=True)]
+        self._bound = self._certificate(self._prices, self._values(self._prices))
+        self._known: list[dict[Column, None]] = [{} for _ in packings]
+        self._gpus = [np.zeros(len(each.processes)) for each in self._boxes]
+        self._load = [np.zeros((2, len(each.processes))) for each in self._boxes]
+        self.value = np.inf
+        self._values_before: list[float] = []
+
+    def certificate(self) -> Certificate:
+        """The best bound so far, for all services."""
+        if self.complete:
+            return self._bound
+        return self.certified(self._bound.prices)
+
+    def certified(self, prices: Sequence[BoxPrices]) -> Certificate:
+        """The bound that prices prove for all services, whatever they were found for."""
+        values = np.zeros(len(self._demand))
+        for first in range(0, len(values), _KINDS_AT_ONCE):
+            chosen = np.arange(first, min(first + _KINDS_AT_ONCE, len(values)))
+            some = self._services(chosen)
+            worth = some.alone_usd
+            for mine in prices:
+                cost = some.uses(mine.type_index, mine.boxes).cost(mine.prices)
+                worth = np.minimum(worth, some.cheapest(cost).min(axis=0, initial=np.inf))
+            values[chosen] = worth
+        dear = max(1.0, *(_dear(self._packings[mine.type_index], mine.boxes, mine.prices) for mine in prices))
+        scaled = tuple(mine._replace(prices=mine.prices / dear) for mine in prices)
+        return Certificate(float(np.array(self._demand, np.float64) @ values) / dear, values / dear, scaled)
+
+    def _services(self, kinds: IntArray) -> _Services:
+        """Those of some kinds, numbered from 0."""
+        number = {int(kind): at for at, kind in enumerate(kinds)}
+        chosen = np.array([at for at, item in enumerate(self._items) if item.kind in number], np.int64)
+        kind = np.array([number[self._items[at].kind] for at in chosen], np.int64)
+        replicas = np.array([self._items[at].replicas for at in chosen], np.float64)
+        alone = np.full(len(kinds), np.inf)
+        for packing in self._packings:
+            fits = packing.alone[chosen] <= packing.capacity
+            np.minimum.at(alone, kind, np.where(fits, replicas * packing.gpu_type.usd_per_hour, np.inf))
+        return _Services(
+            tuple(each.of(chosen) for each in self._all),
+            tuple(packing.memory_bytes[chosen] / packing.memory_limit_bytes for packing in self._packings),
+            np.array(self._demand, np.float64)[kinds],
+            kind,
+            replicas,
+            np.r_[0, np.flatnonzero(np.diff(kind)) + 1],
+            alone,
+        )
+
+    def raise_bound(self, wanted_usd: float, cuts: int) -> None:
+        """Cut boxes until the bound is as high as wanted, as it seems out of reach, or so many times.
+
+        Args:
+            wanted_usd: Dollars an hour; infinite for as high as these cuts go.
+            cuts: How often boxes are cut at most.
+        """
+        for _ in range(cuts):
+            self.solve(wanted_usd)
+            if self._bound.usd_per_hour >= wanted_usd:
+                break
+            self._values_before.append(self.value)
+            rise = self.value - self._values_before[-_AHEAD:][0]
+            if len(self._values_before) >= _AHEAD and self.value + _AHEAD * rise < wanted_usd < np.inf:
+                break
+            self.refine()
+
+    def solve(self, wanted_usd: float = np.inf) -> None:
+        """Solve with the boxes there are: to a small gap, or until the bound is as high as wanted."""
+        model, columns = self._model(), list[tuple[int, Column]]()
+        for index, known in enumerate(self._known):
+            columns += self._add(model, index, list(known))
+        best, prices, self.value = self._certificate(self._prices, self._values(self._prices)), self._prices, np.inf
+        for turn in range(_ROUNDS):
+            held = [mine.prices for mine in best.prices]
+            prices = [self._raised(index, prices[index], held[index]) for index in range(len(prices))]
+            if turn:
+                prices = [_WEIGHT * old + (1 - _WEIGHT) * new for old, new in zip(held, prices, strict=True)]
+            costs = [uses.cost(mine) for uses, mine in zip(self._uses, prices, strict=True)]
+            cheapest = [self._some.cheapest(cost) for cost in costs]
+            values = self._values(prices, cheapest)
+            best = max(best, self._certificate(prices, values), key=_usd)
+            gap_ratio = _FINE if self.value >= wanted_usd else _COARSE
+            if best.usd_per_hour >= min(wanted_usd, self.value * (1 - gap_ratio)):
+                break
+            for index, cost in enumerate(costs):
+                columns += self._add(model, index, self._near(index, cost, cheapest[index], values))
+            run(model)
+            prices = self._solution(model, columns)
+        self._prices = [mine.prices for mine in best.prices]
+        self._bound = max(best, self._bound, key=_usd)
+
+    def refine(self) -> None:
+        """Cut the boxes in two whose low corners understate most what processes need there."""
+        losses = [self._understated(index) for index in range(len(self._packings))]
+        every = np.sort(np.concatenate([np.maximum(*loss) for loss in losses]))[::-1]
+        total = np.cumsum(every)
+        if not len(every) or total[-1] <= 0:
+            return
+        least = max(every[int(np.searchsorted(total, _CUT_SHARE * total[-1]))], _TINY)
+        for index, (by_power, by_cache) in enumerate(losses):
+            chosen = np.flatnonzero(np.maximum(by_power, by_cache) >= least)
+            if len(chosen):
+                self._cut(index, chosen, by_power[chosen] >= by_cache[chosen])
+
+    def _values(self, prices: Sequence[FloatArray], cheapest: Sequence[FloatArray] | None = None) -> FloatArray:
+        """What one more service of each kind costs at these prices, float64[kinds]."""
+        if cheapest is None:
+            each = zip(self._uses, prices, strict=True)
+            cheapest = [self._some.cheapest(uses.cost(mine)) for uses, mine in each]
+        values = self._some.alone_usd
+        for mine in cheapest:
+            values = np.minimum(values, mine.min(axis=0, initial=np.inf))
+        return values
+
+    def _certificate(self, prices: Sequence[FloatArray], values: FloatArray) -> Certificate:
+        each = zip(self._packings, self._boxes, prices, strict=True)
+        dear = max(1.0, *(_dear(packing, boxes, mine) for packing, boxes, mine in each))
+        made = (BoxPrices(index, self._boxes[index], mine / dear) for index, mine in enumerate(prices))
+        return Certificate(float(self._some.demand @ values) / dear, values / dear, tuple(made))
+
+    def _near(self, index: int, cost: FloatArray, cheapest: FloatArray, values: FloatArray) -> list[Column]:
+        """The columns of the cheapest boxes of each kind that the master problem does not know."""
+        some, known, new = self._some, self._known[index], list[Column]()
+        ends = np.r_[some.starts[1:], len(some.kind)]
+        order = np.argsort(cheapest, axis=0, kind="stable")[:_BOXES_EACH]
+        close = np.take_along_axis(cheapest, order, axis=0) <= values * _NEAR
+        for rank, kind in np.argwhere(close).tolist():
+            box, first = int(order[rank, kind]), int(some.starts[kind])
+            each = cost[box, first : ends[kind]].min(axis=1) * some.replicas[first : ends[kind]]
+            item = first + int(np.argmin(each))
+            column = Column(box, item, int(np.argmin(cost[box, item])))
+            if column not in known:
+                known[column] = None
+                new.append(column)
+        return new
+
+    def _raised(self, index: int, prices: FloatArray, best: FloatArray) -> FloatArray:
+        """Prices of boxes that are worth less than a GPU, raised by the best: that costs the bound nothing."""
+        usd = self._usd[index]
+        spare = np.maximum(usd - _worth(self._packings[index], self._boxes[index], prices), 0.0) / usd
+        return np.asarray(prices + spare[:, None] * best, np.float64)
+
+    def _first_row(self, index: int) -> int:
+        """The first of the five rows of the first box of a type."""
+        return len(self._some.demand) + 5 * sum(len(each.processes) for each in self._boxes[:index])
+
+    def _model(self) -> Any:
+        """Rows for kinds, then five for each box; columns for a GPU in each box, then for services on their own."""
+        model = new_model()
+        for services in self._some.demand:
+            model.addRow(float(services), model.inf, 0, [], [])
+        for _ in range(5 * sum(len(each.processes) for each in self._boxes)):
+            model.addRow(0.0, model.inf, 0, [], [])
+        for index, (packing, boxes) in enumerate(zip(self._packings, self._boxes, strict=True)):
+            row = self._first_row(index)
+            for limits in _limits(packing, boxes):
+                held = np.flatnonzero(np.isfinite(limits))
+                model.addCol(float(self._usd[index]), 0.0, model.inf, len(held), row + held, limits[held])
+                row += 5
+        for kind, usd in enumerate(self._some.alone_usd.tolist()):
+            model.addCol(usd, 0.0, model.inf, 1, [kind], [1.0])
+        return model
+
+    def _add(self, model: Any, index: int, columns: Sequence[Column]) -> list[tuple[int, Column]]:
+        uses, first, some = self._uses[index], self._first_row(index), self._some
+        limited = np.isfinite(_limits(self._packings[index], self._boxes[index]))
+        for column in columns:
+            box, item, _ = column
+            used = [uses.units[column], 1.0, uses.power_w[column], uses.cache_percent[column], uses.memory[item]]
+            held = np.flatnonzero(limited[box])
+            rows = np.append(some.kind[item], first + 5 * box + held)
+            values = np.append(1.0, -some.replicas[item] * np.array(used)[held])
+            model.addCol(0.0, 0.0, model.inf, len(rows), rows, values)
+        return [(index, column) for column in columns]
+
+    def _solution(self, model: Any, columns: Sequence[tuple[int, Column]]) -> list[FloatArray]:
+        """Prices of the resources; notes GPUs, power and cache use of each box."""
+        solution, self.value = model.getSolution(), float(model.getInfo().objective_function_value)
+        duals, amounts = np.array(solution.row_dual, np.float64), np.array(solution.col_value, np.float64)
+        prices, at = list[FloatArray](), 0
+        for index, boxes in enumerate(self._boxes):
+            count, row = len(boxes.processes), self._first_row(index)
+            prices.append(np.maximum(duals[row : row + 5 * count].reshape(count, 5), 0.0))
+            self._gpus[index], at = np.maximum(amounts[at : at + count], 0.0), at + count
+            self._load[index] = np.zeros((2, count))
+        placed = amounts[at + len(self._some.demand) :].tolist()
+        for (index, column), amount in zip(columns, placed, strict=True):
+            if amount > 0:
+                uses, often = self._uses[index], amount * self._some.replicas[column.item]
+                self._load[index][:, column.box] += often * uses.power_w[column], often * uses.cache_percent[column]
+        return prices
+
+    def _understated(self, index: int) -> tuple[FloatArray, FloatArray]:
+        """GPU time that sizing at the low corner leaves out, by power and by cache use, float64[boxes] each."""
+        boxes, gpus = self._boxes[index], self._gpus[index]
+        power_w, cache_percent = self._load[index] / np.maximum(gpus, _TINY)
+        low_w, low = _corner(self._all[index], boxes)
+        over_w = np.clip(np.minimum(power_w, boxes.power_high_w) - low_w, 0.0, None)
+        over = np.clip(np.minimum(cache_percent, boxes.cache_high) - low, 0.0, None)
+        return gpus * over_w * _SPEED_PER_W, gpus * over * _STRETCH_PER_PERCENT
+
+    def _cut(self, index: int, chosen: IntArray, by_power: BoolArray) -> None:
+        """Cut boxes of a type; halves go behind the others, with prices and columns of the whole."""
+        costs, known, some = self._uses[index].cost(self._prices[index]), self._known[index], self._some
+        boxes, mine = self._boxes[index], self._prices[index]
+        keep: IntArray = np.setdiff1d(np.arange(len(boxes.processes)), chosen)
+        halves = _halves(boxes.where(chosen), by_power, *_corner(self._all[index], boxes.where(chosen)))
+        moved: dict[int, tuple[int, ...]] = {int(box): (at,) for at, box in enumerate(keep)}
+        behind = len(keep)
+        moved |= {int(box): (behind + at, behind + len(chosen) + at) for at, box in enumerate(chosen)}
+        self._boxes[index] = boxes.where(keep).joined(halves)
+        self._uses[index] = self._uses[index].joined(keep, some.uses(index, halves))
+        self._prices[index] = np.concatenate([mine[keep], mine[chosen], mine[chosen]])
+        units = self._uses[index].units
+        self._known[index] = {
+            column: None
+            for box, item, size in known
+            if costs[box, item, size] * some.replicas[item] <= _KEPT * self._bound.values[some.kind[item]]
+            for column in (Column(half, item, size) for half in moved[box])
+            if units[column] < np.inf
+        }
+        self._gpus[index] = np.zeros(len(units))
+        self._load[index] = np.zeros((2, len(units)))
+
+
+def _spread(packings: Sequence[Packing], items: Sequence[Item], kinds: int, most: int) -> IntArray:
+    """At most so many of the kinds, evenly by power and then by the share they need."""
+    if kinds <= most:
+        return np.arange(kinds)
+    share, power_w = np.full(kinds, np.inf), np.full(kinds, np.inf)
+    kind = np.array([item.kind for item in items])
+    for packing in packings:
+        fits = packing.alone <= packing.capacity
+        whole = packing.alone * [item.replicas for item in items] / packing.capacity * packing.gpu_type.usd_per_hour
+        np.minimum.at(share, kind, np.where(fits, whole, np.inf))
+        per_unit = packing.power_w / np.maximum(packing.alone, 1)
+        np.minimum.at(power_w, kind, np.where(fits, per_unit, np.inf))
+    order = np.lexsort((share, np.round(power_w, 1)))
+    return np.sort(order[((np.arange(most) + 0.5) * kinds / most).astype(np.int64)])
+
+
+def _usd(certificate: Certificate) -> float:
+    return certificate.usd_per_hour
+
+
+def _limits(packing: Packing, boxes: Boxes) -> FloatArray:
+    """What a GPU has of each resource in each box, float64[boxes, 5]; infinite where there is no limit."""
+    count = len(boxes.processes)
+    processes = np.where(boxes.processes < PROCESSES_MAX, boxes.processes, np.inf)
+    memory = np.full(count, 1.0 if packing.memory_limit_bytes < np.inf else np.inf)
+    return np.stack(
+        [np.full(count, float(packing.capacity)), processes, boxes.power_high_w, boxes.cache_high, memory], axis=1
+    )
+
+
+def _worth(packing: Packing, boxes: Boxes, prices: FloatArray) -> FloatArray:
+    """What all resources of a GPU come to in each box, float64[boxes]; infinite where one without limit has a price."""
+    limits = _limits(packing, boxes)
+    return np.asarray(np.multiply(prices, limits, out=np.zeros(prices.shape), where=prices > 0).sum(axis=1))
+
+
+def _dear(packing: Packing, boxes: Boxes, prices: FloatArray) -> float:
+    """What the resources of the dearest box come to, in prices of its GPU."""
+    return float(_worth(packing, boxes, prices).max(initial=0.0)) / packing.gpu_type.usd_per_hour
+
+
+def _by_share(packing: Packing, boxes: Boxes) -> FloatArray:
+    """Prices of shares alone."""
+    prices = np.zeros((len(boxes.processes), 5))
+    prices[:, 0] = packing.gpu_type.usd_per_hour / packing.capacity
+    return prices
+
+
+def _corner(knapsacks: Knapsacks, boxes: Boxes) -> tuple[FloatArray, FloatArray]:
+    """The low corner of boxes: power from which the clock falls on, and cache use from 0 on."""
+    low_w = np.maximum(boxes.power_low_w, knapsacks.spare_w)
+    return low_w, np.where(np.isfinite(boxes.cache_low), boxes.cache_low, 0.0)
+
+
+def _halves(boxes: Boxes, by_power: BoolArray, low_w: FloatArray, low: FloatArray) -> Boxes:
+    """The lower halves, then the upper ones."""
+    high_w = np.where(np.isfinite(boxes.power_high_w), boxes.power_high_w, low_w + 2 * _OPEN_W)
+    high = np.where(np.isfinite(boxes.cache_high), boxes.cache_high, low + 2 * _OPEN_PERCENT)
+    at_w, at = (low_w + high_w) / 2, (low + high) / 2
+    below = boxes._replace(
+        power_high_w=np.where(by_power, at_w, boxes.power_high_w), cache_high=np.where(by_power, boxes.cache_high, at)
+    )
+    above = boxes._replace(
+        power_low_w=np.where(by_power, at_w, boxes.power_low_w), cache_low=np.where(by_power, boxes.cache_low, at)
+    )
+    return below.joined(above)
