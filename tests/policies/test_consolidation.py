@@ -118,6 +118,7 @@ def test_low_demand_parks_and_more_demand_wakes_before_the_slo_is_threatened():
     assert np.isfinite(outcome.latency_s).all(), "no request lost over the switches"
 
 
+@pytest.mark.slow
 def test_a_burst_onto_a_parked_service_is_carried_by_lean_variants_while_the_rest_wakes():
     outcome, controller = play(lambda t: 300.0 if 100 <= t < 130 else 8.0, 200.0)
     used = awake_cores(controller)
@@ -128,6 +129,7 @@ def test_a_burst_onto_a_parked_service_is_carried_by_lean_variants_while_the_res
     assert outcome.refused <= without.refused + 0.01 * len(outcome.latency_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate_rps", "saves"), [(5.0, True), (40.0, False), (110.0, False)])
 def test_waiting_joules_at_low_medium_and_high_demand(rate_rps, saves):
     on, _ = play(lambda _: rate_rps, 200.0)

@@ -40,6 +40,7 @@ def run(*arguments):
     return CliRunner().invoke(plan_command.command, [str(each) for each in arguments], catch_exceptions=True)
 
 
+@pytest.mark.slow
 def test_the_json_keeps_its_contract(tmp_path):
     found = run(site_file(tmp_path), "--json", "--intensity", "300 g/kWh")
     assert found.exit_code == 0
@@ -73,6 +74,7 @@ def test_a_plan_file_is_read_back_as_it_was(tmp_path):
     assert read.certificate.gap_ratio == made.plan.certificate.gap_ratio
 
 
+@pytest.mark.slow
 def test_the_text_says_clocks_watts_the_simulation_and_prices(tmp_path):
     found = run(site_file(tmp_path), "--explain", "--compare", "knobs")
     assert found.exit_code == 0
@@ -82,6 +84,7 @@ def test_the_text_says_clocks_watts_the_simulation_and_prices(tmp_path):
         assert name in found.output
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_text_says(tmp_path):
     file = site_file(tmp_path)
     text = run(file, "--explain").output

@@ -65,6 +65,7 @@ def run(*arguments):
     return CliRunner().invoke(plan_command.command, [str(each) for each in arguments], catch_exceptions=True)
 
 
+@pytest.mark.slow
 def test_the_json_keeps_its_contract(tmp_path):
     table(tmp_path)
     found = run(site_file(tmp_path), "--json", "--intensity", "300 g/kWh")
@@ -109,6 +110,7 @@ def test_a_plan_file_is_read_back_as_it_was(tmp_path):
     assert [each.slice for gpu in read.gpus for each in gpu.instances]
 
 
+@pytest.mark.slow
 def test_the_text_says_slices_the_simulation_and_what_proves_the_bound(tmp_path):
     table(tmp_path)
     found = run(site_file(tmp_path), "--explain", "--compare", "knobs", "--lock", "clock,batch")

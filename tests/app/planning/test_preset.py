@@ -86,6 +86,7 @@ def test_what_the_command_states_comes_first(tmp_path):
     assert chosen_preset(load(site_file(tmp_path, plan=", preset: best")), objective="energy") == ("best", "")
 
 
+@pytest.mark.slow
 def test_the_plan_says_why_in_its_first_line_and_best_still_counts_gpus(tmp_path):
     file = str(site_file(tmp_path, gpu=", host: 60 W"))
     shown = CliRunner().invoke(plan_command.command, [file])

@@ -40,6 +40,7 @@ def gentle(ratio: float) -> tuple[float, float]:
     return 1 + 0.6 * (1 - ratio) ** 2 + 0.05 * (1 - ratio), ratio**1.5
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(speeds=speeds, bound=st.floats(1.0, 2.0), rate_rps=st.floats(2.0, 25.0), servers=st.integers(1, 4))
 def test_no_device_ever_slows_its_requests_beyond_the_bound(
@@ -56,6 +57,7 @@ def test_no_device_ever_slows_its_requests_beyond_the_bound(
     run_limited_service(tuner, load, lambda now_s: response_of(speeds), 250.0, 1, watch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bound", "saves"), [(1.02, False), (1.1, True), (1.2, True)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_with_noise_the_bound_is_kept_and_joules_are_saved(bound: float, saves: bool, seed: int) -> None:

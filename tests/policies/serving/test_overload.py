@@ -199,6 +199,7 @@ def test_without_queue_and_arrivals_in_the_observation_nothing_is_threatened():
     assert step.decisions == () and not step.state.protecting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ordinary_queues_are_no_threat(seed):
     """At 60 % of the capacity, ten minutes of Poisson arrivals protect nothing."""

@@ -91,6 +91,7 @@ def play(made, rate, until_s=90.0, seed=0, *, loaded=VARIANTS, slow=1.0, start_s
     return service.play(until_s + 5.0), controller
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("slow", [1.0, 2.0])
 def test_a_burst_of_7_5_times_is_answered_within_the_slo(seed, slow):
@@ -164,6 +165,7 @@ def test_whatever_is_admitted_is_answered_within_the_slo(seed, overload):
     assert outcome.refused <= burst.sum() - 0.9 * 8000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [0.68, 0.72, 0.75])
 def test_the_accuracy_floor_holds_in_a_burst_unless_the_user_says_otherwise(floor):
     outcome, _ = play(policy(minimum_accuracy_ratio=floor), step_of(20.0, 400.0), until_s=70.0)
@@ -203,6 +205,7 @@ def test_a_service_of_one_variant_is_left_alone():
     assert outcome.attainment_ratio >= 0.95 and all(d.kind != SET_WEIGHTS for _, d in controller.decisions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lambda_ratio", [0.0, 1.0])
 @pytest.mark.parametrize("g_per_kwh", [0.0, math.nan, 400.0])
 def test_a_weight_of_0_or_1_and_a_grid_of_zeros_keep_the_slo(lambda_ratio, g_per_kwh):
@@ -319,6 +322,7 @@ def test_where_service_times_alone_exceed_the_slo_at_the_tail_its_own_quantile_i
     assert made.step(state, replace(look, latency_s=0.16)).state.admission_ratio == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, phases=QUICK)
 @given(st.integers(0, 10_000), st.floats(1.3, 3.0))
 def test_answers_are_in_time_though_the_machine_is_slower_than_any_profile_shows(seed, hidden):

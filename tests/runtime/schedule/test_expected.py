@@ -73,6 +73,7 @@ def test_forecasts_of_start_end_and_grams_and_what_became_of_them() -> None:
     assert list(outcomes(failed, state, NOW_S + 70.0)) == [], "a job that failed did not take its time"
 
 
+@pytest.mark.slow
 def test_the_scheduler_checks_its_forecasts_and_keeps_what_it_learned(tmp_path: Path) -> None:
     world = World(tmp_path, FakeCluster(slots=2, rate=0.004))
     for number in range(1, 31):

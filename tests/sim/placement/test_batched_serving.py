@@ -68,6 +68,7 @@ def gpus(plan, truth=None, delay_s=math.inf):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neighbours", Neighbours)
 @pytest.mark.parametrize(("noise_cv", "first_fit"), [(0.0, 4), (0.02, 5), (0.05, 7)])
 def test_published_plan_meets_every_slo_and_first_fit_does_not(neighbours, noise_cv, first_fit):

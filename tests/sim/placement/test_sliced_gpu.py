@@ -29,6 +29,7 @@ def shared(plan):
     return next(gpu for gpu in plan.gpus if gpu.mode == "mig")
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_slos_and_its_watts(plan):
     verdict = judged(plan)
     assert verdict.violated == ()

@@ -15,6 +15,7 @@ def runs():
     return [audited_run(seed, share_ratio=0.06, duration_s=HOUR_S) for seed in range(RUNS)]
 
 
+@pytest.mark.slow
 def test_the_interval_contains_the_true_saving(runs):
     """Of 12 intervals of 95 %, 9 or fewer contain the truth with a probability of 0.2 %."""
     for estimate, true in (("saving", "true_saving_ratio"), ("machine_saving", "true_machine_ratio")):

@@ -71,6 +71,7 @@ def test_energy_is_the_integral_of_the_power_that_is_reported(sleep_after_s: flo
     assert run.digest == run_training_cluster(c, workload(120), Green(), watch=lambda *_: None).digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["swift", "lean", "frugal"])
 def test_the_schemes_that_learn_save_and_say_how_they_are_run(name: str) -> None:
     streams = Streams(3)

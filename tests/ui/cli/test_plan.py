@@ -92,6 +92,7 @@ def test_policies_side_by_side(capsys):
     assert lines["igniter"]["share_ratio"] == pytest.approx(4.725)
 
 
+@pytest.mark.slow
 def test_a_plan_that_violates_slos_exits_with_3(capsys):
     code, document = planned(capsys, TWELVE, "--preset", "ffd")
     assert code == 3

@@ -1,17 +1,13 @@
 """The policy of one service: which variants run on which slices, by Clover's objective within the SLO.
 
 :class:`ServicePolicy` is pure. It observes the grid's intensity, the demand and the latency, and answers with the
-layout to run next and the reason. How it finds a layout is its search: by prediction from a measured profile
-(:class:`~joulery.policies.serving.predictive_search.PredictiveSearch`), or by trials on the service itself
-(:class:`~joulery.policies.serving.trial_search.TrialSearch`: Clover's annealer, or a learned model). The simulator's
-Clover study and the live service drive this same object.
+layout to run next and the reason. Its search finds layouts: by prediction from a measured profile, or by trials on the
+service itself (Clover's annealer, or a learned model). The simulator's Clover study and the live service drive it.
 
 A search starts when the objectives, the grid or the demand moved, or when the service violates its SLO. A trial ends as
-soon as the interval around the SLO's quantile lies on one side of the limit; what is not sure to keep the limit counts
-as violating it. While another service is on trial, a search waits and the best known layout serves.
-
-The SLO comes first (:mod:`joulery.policies.serving.slo_first`): where it is threatened, leaner loaded variants answer,
-or the leanest layout runs, until there is room at the present demand.
+soon as the interval around the SLO's quantile lies on one side of the limit. While another service is on trial, a
+search waits and the best known layout serves. The SLO comes first (:mod:`joulery.policies.serving.slo_first`): where it
+is threatened, leaner loaded variants answer, or the leanest layout runs, until there is room at the present demand.
 """
 
 from __future__ import annotations

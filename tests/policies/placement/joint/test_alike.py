@@ -128,6 +128,7 @@ def test_a_hundred_services_with_floors_and_a_few_of_their_own():
     assert verdict.power_w == pytest.approx(plan.certificate.power_w, rel=0.05)
 
 
+@pytest.mark.slow
 def test_layouts_once_are_what_every_gpu_by_itself_is():
     request = copies(random_request(0), 3)
     plan = plan_joint(request, AS_KINDS)

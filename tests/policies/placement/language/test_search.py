@@ -38,6 +38,7 @@ def plan(*services, gpus=(H100, B200), rules=RULES):
     return plan_language(services or (CHAT,), gpus, PREDICTOR, rules, "test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["cost", "energy", "carbon"])
 @pytest.mark.parametrize("quality", [0.0, 0.8, 0.85])
 def test_the_bound_is_below_the_plan_and_near(objective, quality):

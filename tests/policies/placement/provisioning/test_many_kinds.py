@@ -199,7 +199,7 @@ def test_services_whole_at_first_and_cut_later():
     generator.allow_cuts(False)
     whole = generator.generate(generator.master.relax())
     fewest = {item.kind: min(i.replicas for i in problem.items if i.kind == item.kind) for item in problem.items}
-    added = [pattern.layout.pattern for pattern in generator.master.patterns if len(pattern.layout.pattern) > 1]
+    added = [priced.pattern for priced in generator.master.patterns if len(priced.pattern) > 1]
     items = {problem.items[item] for pattern in added for item in pattern}
     assert added and all(item.replicas == fewest[item.kind] for item in items)
     generator.allow_cuts(True)
