@@ -267,13 +267,15 @@ class AuditedPolicy:
         # The baseline also answers while the layouts change: as much as in the block before.
         block = max(planned, tally.requests - state.spent_at) / self.audit.share_ratio
         rng = state.random.generator()
+        # No period before the last one is paid back: a run that ends at any time is one period over its budget at most.
+        earliest = max(tally.arrived, tally.requests / self.audit.share_ratio)
         return replace(
             state,
             tally=tally,
             block_at=tally.arrived,
             block_requests=block,
             spent_at=tally.requests,
-            due_at=tally.arrived + rng.random() * (block - planned),
+            due_at=earliest + rng.random() * max(tally.arrived + block - planned - earliest, 0.0),
             planned_requests=planned,
             length_s=length_s,
             done=first,
