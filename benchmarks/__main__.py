@@ -1,4 +1,4 @@
-"""Run benchmarks: ``python -m benchmarks [--write] [--json FILE] [NAME…]``.
+"""Run benchmarks: ``python -m benchmarks [--write] [--live] [--json FILE] [NAME…]``.
 
 The exit code is 0 if every bar was run and holds, 1 if a bar was missed, 2 for an unknown name, and 3 if no bar was
 missed but a benchmark, or a bar, was not run.
@@ -6,6 +6,7 @@ missed but a benchmark, or a bar, was not run.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -62,10 +63,9 @@ def write(name: str, text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the benchmarks named, or all; the exit code."""
-    arguments, out = _without_json(arguments)
-    known, wanted = names(), [argument for argument in arguments if not argument.startswith("--")]
-    if "--live" in arguments:
-        wanted = [name if name.endswith("_live") else f"{name}_live" for name in wanted]
+    known = names()
+    options = _parser(known).parse_args(arguments)
+    wanted = [name if name.endswith("_live") or not options.live else f"{name}_live" for name in options.names]
     unknown = [name for name in wanted if name not in known]
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
@@ -83,23 +83,27 @@ def main(arguments: list[str]) -> int:
         text = section(name, result, on)
         print(text, flush=True)
         figures[name] = result.as_dict()
-        if "--write" in arguments and result.complete:
+        if options.write and result.complete:
             write(name, text)
         missed |= result.missed
         complete &= result.complete
-    if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 1 if missed else 0 if complete else 3
 
 
-def _without_json(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """The arguments without ``--json FILE``, and the file."""
-    if "--json" not in arguments:
-        return arguments, None
-    at = arguments.index("--json")
-    if at + 1 == len(arguments):
-        sys.exit("--json needs a file: python -m benchmarks NAME --json FILE")
-    return [*arguments[:at], *arguments[at + 2 :]], Path(arguments[at + 1])
+def _parser(known: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks",
+        description="Run benchmarks and print whether their bars hold.",
+        epilog=f"Benchmarks: {', '.join(known)}. Exit code: 0 every bar holds, 1 one was missed, 2 an unknown name or "
+        "option, 3 something was not run.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; all where none is named")
+    parser.add_argument("--write", action="store_true", help=f"keep the results in {PAGE.parent.name}/{PAGE.name}")
+    parser.add_argument("--live", action="store_true", help="the live form of those named")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    return parser
 
 
 if __name__ == "__main__":

@@ -84,3 +84,12 @@ def test_no_seed_that_may_be_judged_is_not_a_seed_that_holds() -> None:
     names = ("fixed", "predictive", "best-static", "miad-literal")
     late = {name: muserve.ClockOutcome(100.0, 0.9, 1.0, 0) for name in names}
     assert muserve._judged([late], 1.4)[1] is None
+
+
+def test_help_and_bad_options_run_nothing(capsys):
+    for arguments, code in ((["--help"], 0), (["--frobnicate"], 2), (["--json"], 2)):
+        with pytest.raises(SystemExit) as stopped:
+            __main__.main(arguments)
+        assert stopped.value.code == code
+    assert "provision" in capsys.readouterr().out
+    assert __main__.main(["no_such_benchmark"]) == 2
