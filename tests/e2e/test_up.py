@@ -105,8 +105,8 @@ NOT_LOST = {"ok", "cancelled", "overloaded"}
 """What may become of a request: a busy machine may refuse it."""
 
 
-def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
-    """What scripts rely on, and what must be true of any run."""
+def check_contract(summary: dict, *, ended_by_itself: bool = True, replayed_within: float = 1.0) -> None:
+    """What scripts rely on, and what must be true of any run; ``replayed_within`` is how far off its replay may be."""
     assert summary["schema"] == "joulery.up/1"
     assert summary["answered"] > 0 and summary["failed"] == summary["refused"], "a busy machine may refuse, never fail"
     assert summary["p95_s"] > 0 and summary["slo_s"] > 0
@@ -120,7 +120,7 @@ def check_contract(summary: dict, *, ended_by_itself: bool = True) -> None:
     assert charged + summary["idle_j"] + summary["unattributed_j"] == pytest.approx(summary["energy_j"], rel=1e-9)
     assert summary["saving_low_ratio"] <= summary["saving_ratio"] <= summary["saving_high_ratio"] < 1
     off = summary["calibration"]["cpu_error_ratio"]
-    assert (off is None) == (summary["calibration"]["steered_ratio"] > 0.02) and abs(off or 0.0) < 1
+    assert (off is None) == (summary["calibration"]["steered_ratio"] > 0.02) and -1 < (off or 0.0) < replayed_within
     assert (
         summary["saving_machine_ratio"] == summary["saving_with_idle_ratio"] and 0 <= summary["attainment_ratio"] <= 1
     )
@@ -327,7 +327,8 @@ def test_requests_are_answered_in_batches_under_the_policy(tmp_path, site):
         code, _, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
-    check_contract(json.loads(out.read_text()))
+    # The made-up profile charges a batch of one as a batch of eight: the larger they are, the further off.
+    check_contract(json.loads(out.read_text()), replayed_within=8.0)
     log = list(open_run(tmp_path / "run").log())
     assert decide_again(log).differences == ()
     sizes = [

@@ -45,6 +45,11 @@ class Logged(World):
     def __init__(self, policy, **changes):
         super().__init__(policy, **changes)
         self.log = [{"kind": POLICY, **policy_entry(policy)}]
+        self.share = {}
+
+    def sample(self):
+        made = super().sample()
+        return made if made is None else replace(made, served={**made.served, **self.share})
 
     def change(self, names, assumed=()):
         self.policy = over(self.policy, names, assumed)
@@ -182,6 +187,24 @@ def test_answers_of_a_variant_that_left_measure_no_layout():
     family = family_of(("lite0", "lite2"))
     assert seen_by(family, seen).sample is None and seen_by(family, seen).loaded == ("lite0", "lite2")
     assert seen_by((), seen) is seen and seen_by(family_of(ALL), seen).sample is mine
+
+
+@pytest.mark.parametrize("search", ["learning", "clover"])
+def test_the_first_share_of_a_variant_that_joined_is_no_accuracy_of_a_layout(search):
+    """Trials do not choose it yet, but it answers a few requests: they go on from what their own variants showed."""
+    world = Logged(start(search, ("lite0", "lite2")), g_per_kwh=190.0)
+    world.seconds(120)
+    world.policy = replace(world.policy, family=family_of(ALL, ("lite1",)))
+    world.log.append({"kind": POLICY, **policy_entry(world.policy)})
+    own, world.share = world.state.layout, {"lite1": 1}
+    world.seconds(60)
+    world.g_per_kwh = 40.0
+    world.seconds(60)
+    assert world.decisions[-1].cause not in (FAMILY, "start"), "another search began from that sample"
+    known = next(item for item in world.state.known if item.layout == own)
+    assert min(ACCURACY[name] for name in own.counts) <= known.metrics.accuracy_ratio
+    assert known.metrics.accuracy_ratio <= max(ACCURACY[name] for name in own.counts)
+    assert decide_again(world.log).differences == ()
 
 
 def test_changes_in_words():

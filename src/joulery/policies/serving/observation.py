@@ -71,16 +71,21 @@ class Sample:
     def accuracy(self, accuracy_ratio: Mapping[str, float]) -> tuple[float, float]:
         """Mean accuracy over the answers and its standard error; NaN for no answer.
 
+        Answers of other variants, such as one that joined and has its first share, count in neither.
+
         Args:
-            accuracy_ratio: Accuracy of each variant.
+            accuracy_ratio: Accuracy of each variant that counts.
         """
-        answers = self.answers
-        if not answers:
+        if not self.answers:
             return math.nan, math.nan
         if math.isfinite(self.accuracy_ratio):
             return self.accuracy_ratio, 0.0
-        mean = math.fsum(accuracy_ratio[name] * count for name, count in self.served.items()) / answers
-        spread = math.fsum(count * (accuracy_ratio[name] - mean) ** 2 for name, count in self.served.items()) / answers
+        counts = [(accuracy_ratio[name], count) for name, count in self.served.items() if name in accuracy_ratio]
+        answers = math.fsum(count for _, count in counts)
+        if not answers:
+            return math.nan, math.nan
+        mean = math.fsum(ratio * count for ratio, count in counts) / answers
+        spread = math.fsum(count * (ratio - mean) ** 2 for ratio, count in counts) / answers
         return mean, math.sqrt(spread / answers)
 
     def as_dict(self) -> dict[str, Any]:
