@@ -106,6 +106,7 @@ def test_an_idle_service_never_draws_more_than_without(awake_w, whole):
     assert known.awake_w(awake) <= known.awake_w(whole) + 1e-12
 
 
+@pytest.mark.slow
 def test_low_demand_parks_and_more_demand_wakes_before_the_slo_is_threatened():
     outcome, controller = play(lambda t: 8.0 if t < 120 else min(60.0, 8.0 + 0.6 * (t - 120)), 240.0)
     used = awake_cores(controller)

@@ -71,6 +71,7 @@ class Logged(World):
         return {name for decision in self.decisions[since:] for name in Layout.parse(decision.value).counts}
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_variant_that_joins_is_considered_and_what_was_measured_is_not_tried_again(search):
     world = Logged(start(search, ("lite0", "lite2")), g_per_kwh=190.0)
@@ -90,6 +91,7 @@ def test_a_variant_that_joins_is_considered_and_what_was_measured_is_not_tried_a
     assert decide_again(world.log).differences == ()
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_variant_that_leaves_is_never_named_again(search):
     world = Logged(start(search, ALL), g_per_kwh=190.0)
@@ -217,6 +219,7 @@ def test_changes_in_words():
     assert followed(ServiceState(), ()) == ServiceState(), "a family that never changes is not followed"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(["predict", "learning", "clover"]),

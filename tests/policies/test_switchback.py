@@ -82,6 +82,7 @@ def test_begins_are_spread_evenly_over_their_blocks():
     assert counts.sum() == 300 and np.sum((counts - 30) ** 2 / 30) < 27.9, "chi-square of 9 degrees, 0.1 %"
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @example([20.0, 33.0, 74.0, 82.0, 87.0, 31.0, 55.0, 20.0, 20.0, 20.0, 20.0, 20.0], 0.109375, 20)
 @given(st.lists(st.floats(20, 90), min_size=12, max_size=12), st.floats(0.05, 0.2), st.integers(0, 99))

@@ -225,6 +225,7 @@ def test_a_weight_of_0_or_1_and_a_grid_of_zeros_keep_the_slo(lambda_ratio, g_per
         assert "large" in calm
 
 
+@pytest.mark.slow
 def test_a_family_whose_every_variant_misses_the_slo_serves_all_and_refuses_none():
     made = policy(slo=Slo(0.001))
     outcome, controller = play(made, step_of(20.0, 100.0), until_s=60.0)
@@ -233,6 +234,7 @@ def test_a_family_whose_every_variant_misses_the_slo_serves_all_and_refuses_none
     assert "none of" in controller.decisions[0][1].reason
 
 
+@pytest.mark.slow
 def test_110_percent_of_the_leanest_capacity_is_answered_in_time_and_the_rest_refused():
     outcome, controller = play(policy(rate_rps=1100.0), lambda _: 1100.0, until_s=30.0)
     assert outcome.attainment_ratio >= 0.99

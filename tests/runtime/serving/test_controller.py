@@ -178,6 +178,7 @@ async def test_keeping_a_layout_touches_nothing():
     assert said == "lite1 (2 cores) runs already"
 
 
+@pytest.mark.slow
 async def test_a_day_of_the_controller_replays_from_its_log_alone():
     engine, log, records = PaperEngine(), [], []
     window = RequestWindow("photos", 2.0)

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.app.runs.replay import decide_again
 from joulery.domain.errors import ActuationError
@@ -69,6 +71,7 @@ def cut_of(layout: Layout) -> Counter[str]:
     return Counter(piece.profile for piece in layout.slices)
 
 
+@pytest.mark.slow
 async def test_partitions_are_tried_on_a_gpu_and_settled_on_without_losing_a_request():
     async with OnGpu(trying("learning")) as live:
         await live.until(live.settled)

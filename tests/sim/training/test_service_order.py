@@ -23,6 +23,7 @@ def crowd(seed: int, spread: float, load: float, jobs: int = 300, gpus: int = 8)
     return Jobs(submit_s, work_s, rng.integers(0, 8, jobs), one, one)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0, 0.9), st.floats(0.3, 3.0))
 def test_in_the_order_of_submission_every_job_ends_when_it_does_first_come_first_served(

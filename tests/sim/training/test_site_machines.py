@@ -56,6 +56,7 @@ def test_joules_of_the_baseline_are_those_that_were_measured() -> None:
     assert run.job_j == pytest.approx(job_w * gpus * elapsed_s, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lean", "green-lean", "zeus", "pollux"])
 def test_every_kind_of_scheme_runs_on_a_sites_own_machines(policy: str) -> None:
     n = 30

@@ -20,6 +20,7 @@ SWING = 300.0 + 250.0 * np.sin(np.arange(24) / 24 * 2 * np.pi)
 SLOW = power_table(limited(RTX3090_CLASSES, 0.583), NodePower())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 10_000),
@@ -65,6 +66,7 @@ def test_without_slack_every_decision_is_as_before(scheme: str) -> None:
         assert run_scheme("green", setting, patient, carbon).digest not in digests
 
 
+@pytest.mark.slow
 def test_more_slack_means_fewer_grams_in_expectation() -> None:
     carbon, setting = Intensity(SWING), Setting(nodes=6)
     grams = []

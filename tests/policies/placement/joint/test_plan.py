@@ -80,6 +80,7 @@ def test_an_independent_pricer_proves_the_bound_again(seed):
             assert worth_of <= cost * (1 + 1e-9), pattern
 
 
+@pytest.mark.slow
 def test_every_exported_column_costs_what_it_is_worth_or_more(plan12):
     certificate = plan12.certificate
     assert len(certificate.patterns) > 200

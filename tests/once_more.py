@@ -1,0 +1,54 @@
+"""Runs the end-to-end tests that failed in the last run once more, each alone: ``python -m tests.once_more``.
+
+A test that starts servers or a cluster may fail for the load of the other workers. That is a defect, of the test or of
+the product: CI's last lines name it, so that it is mended, and the run goes on. The run fails if another kind of test
+failed, if more than ``MOST`` did, if one fails alone too, or if coverage is below its floor.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LAST_FAILED = ROOT / "runs/pytest/v/cache/lastfailed"
+"""Where ``.ci/run`` has pytest keep it: other runs beside it have their own."""
+STARTS_PROGRAMS = ("tests/e2e/", "tests/contract/")
+MOST = 4
+FLOOR = "90"
+
+
+def judged(failed: list[str]) -> str | None:
+    """Why the failures of a run are final; None where each may run once more."""
+    if not failed:
+        return "no test failed: something else did"
+    if others := [name for name in failed if not name.startswith(STARTS_PROGRAMS)]:
+        return f"{others[0]} starts no program: it fails for a reason of its own"
+    if len(failed) > MOST:
+        return f"{len(failed)} tests failed, and {MOST} may run once more"
+    return None
+
+
+def passes(*command: str) -> bool:
+    """Whether a command exits with 0."""
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode == 0
+
+
+def main() -> int:
+    """Exit code 0 where every failed test passes alone."""
+    failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
+    if final := judged(failed):
+        print(f"not run once more: {final}")
+        return 1
+    if not passes("coverage", "report", "--format=total", f"--fail-under={FLOOR}"):
+        return 1
+    for name in failed:
+        if not passes("pytest", "-q", "--no-cov", "-o", "cache_dir=runs/pytest-alone", name):
+            return 1
+    for name in failed:
+        print(f"UNSTEADY (failed beside other tests, passed alone; mend it): {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""What CI runs once more after a failure, and what it never does."""
+
+import json
+
+import pytest
+
+from tests import once_more
+
+E2E, CONTRACT, UNIT = (
+    "tests/e2e/test_up.py::test_a",
+    "tests/contract/test_engine.py::test_b",
+    "tests/sim/test_c.py::test_c",
+)
+
+
+@pytest.mark.parametrize(
+    ("failed", "words"),
+    [
+        ([], "no test failed"),
+        ([E2E, UNIT], "test_c.py::test_c"),
+        ([f"{E2E}{k}" for k in range(5)], "5 tests failed"),
+        ([E2E, CONTRACT], None),
+    ],
+)
+def test_only_few_tests_that_start_programs_run_once_more(failed, words):
+    found = once_more.judged(failed)
+    assert found is None if words is None else found is not None and words in found
+
+
+@pytest.mark.parametrize(("fails", "code"), [("", 0), (CONTRACT, 1), ("coverage", 1)])
+def test_each_must_pass_alone_and_coverage_keep_its_floor(monkeypatch, tmp_path, capsys, fails, code):
+    kept, ran = tmp_path / "lastfailed", []
+    kept.write_text(json.dumps({E2E: True, CONTRACT: True}))
+
+    def passes(*command):
+        ran.append(command)
+        return fails not in command if fails else True
+
+    monkeypatch.setattr(once_more, "LAST_FAILED", kept)
+    monkeypatch.setattr(once_more, "passes", passes)
+    assert once_more.main() == code
+    assert ran[0][0] == "coverage" and (code or [command[-1] for command in ran[1:]] == [CONTRACT, E2E])
+    assert capsys.readouterr().out.count("UNSTEADY") == (0 if code else 2)
+
+
+def test_a_run_that_failed_without_a_failed_test_is_final(monkeypatch, tmp_path):
+    monkeypatch.setattr(once_more, "LAST_FAILED", tmp_path / "none")
+    assert once_more.main() == 1
