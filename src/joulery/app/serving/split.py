@@ -121,7 +121,7 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
 def check_places(one: RunningService, config: ServiceConfig) -> None:
     """Raise where a variant joins, and some variants of the service are on this machine and some on other servers.
 
-    What such a variant takes cannot be told from that of another one: it needs a profile.
+    What such a variant takes does not follow from what another one takes: it needs a profile.
 
     Raises:
         ConfigError: One joins.
