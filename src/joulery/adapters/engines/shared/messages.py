@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import Tensor, TensorSpec
 
 PROTOCOL = 1
+LENGTH = struct.Struct("!Q")
+"""What goes before each frame: its length."""
 """Version of the messages between gateways and the engine server; another one is refused."""
 BEAT_S = 1.0
 """Between two signs of life, in both directions."""
