@@ -118,9 +118,9 @@ class LanguageModelConfig(Section):
     """Owner that its joules and grams are charged to."""
     engine: Annotated[LlamaEngineConfig | UpstreamConfig, Field(discriminator="kind")]
     """Inference backend."""
-    order: OrderConfig = OrderConfig()
+    order: OrderConfig = Field(default_factory=OrderConfig)
     """In which order queued requests run."""
-    predictor: PredictorConfig = PredictorConfig()
+    predictor: PredictorConfig = Field(default_factory=PredictorConfig)
     """Output-length predictor for that order."""
     log: OutputPath | None = None
     """Log prompts and the lengths of their answers here, one JSON object a line, for joulery train-length-predictor."""

@@ -139,7 +139,7 @@ class ServingConfig(Section):
     """Longest request body, such as 64 MiB; beyond it the answer is 413."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
     """How long a stop waits for accepted requests."""
-    engine: EngineConfig = EmbeddedEngine(kind="embedded")
+    engine: EngineConfig = Field(default_factory=lambda: EmbeddedEngine(kind="embedded"))
     """What runs the replicas."""
     gateways: GatewaysConfig | None = None
     """Several gateways behind one controller; one, in the controller's process, when left out."""

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
-from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
 from joulery.app.wiring.carbon import live_carbon_source
-from joulery.app.wiring.length_predictor import length_predictor
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -40,6 +38,9 @@ from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.steady_time import unix_s
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
+
+if TYPE_CHECKING:
+    from joulery.adapters.engines.remote.openai import Upstream
 
 _OWN_RETRIES = 1
 """A request whose own llama.cpp process died is repeated once by the next process."""
@@ -77,6 +78,8 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
     """
     engine = config.engine
     if isinstance(engine, LlamaEngineConfig):
+        from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
+
         path = engine.path or smollm2.weights()
         name = smollm2.NAME if engine.path is None else engine.path.stem
         settings = LlamaSettings(
@@ -88,6 +91,8 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
             stderr=stderr,
         )
         return LlamaEngine(settings)
+    from joulery.adapters.engines.remote.openai import OpenAiEngine
+
     return OpenAiEngine(upstream_of(config, engine))
 
 
@@ -103,6 +108,8 @@ def upstream_of(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream
             token = engine.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token cannot be read: {error}", file=str(engine.token_file)) from error
+    from joulery.adapters.engines.remote.openai import Upstream
+
     return Upstream(
         engine.url.removesuffix("/").removesuffix("/v1"),
         engine.model,
@@ -192,6 +199,8 @@ def _aging(order: OrderConfig) -> Aging | None:
 
 
 def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
+    from joulery.app.wiring.length_predictor import length_predictor
+
     engine = llm_engine(config, stderr)
     guesser = (
         None
