@@ -22,6 +22,7 @@ from joulery.gateway.body import Limits
 from joulery.gateway.joined.admin import forwarding_app
 from joulery.gateway.joined.labels import LatestCall
 from joulery.gateway.joined.metrics import OwnMetrics
+from joulery.gateway.joined.text import RelayedText
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.gateway.tls import TlsFiles, client_context
 
@@ -120,6 +121,7 @@ class _Parts:
 
     def __init__(self, request: GatewayRequest, token: str | None, secret: bytes | None) -> None:
         self.connections: Callable[[], int] = lambda: 0
+        self._text_ready = False
         self.engine = EngineClient(
             request.join,
             GatewayName(request.name, __version__, request.start, secret),
@@ -144,6 +146,17 @@ class _Parts:
     def _configure(self, settings: Mapping[str, Any]) -> None:
         if "body_bytes" in settings:
             self.gateway.bodies.limits = Limits.of(int(settings["body_bytes"]))
+
+        if "language_models" in settings:
+            self._text_ready = bool(settings["language_models"])
+            self.gateway.text = self.gateway.text or RelayedText(self.engine.text, self.gateway.bodies, self._can_write)
+        else:
+            self.gateway.text = None
+
+    def _can_write(self) -> bool:
+        """Whether the gateway counts as ready for language models; services answer on without the controller."""
+        alone = not self.engine.replicas()
+        return not alone or (self._text_ready and self.engine.controller_away_s is None and self.engine.joined)
 
     def _record(self, record: RequestRecord) -> None:
         self.engine.record(record, self._call.take())
