@@ -55,11 +55,11 @@ class GroupServer:
     Attributes:
         url: Where clients find them.
         tls: Their certificate and key; None for plain HTTP.
-        beside_address: Empty: they answer HTTP only.
+        beside_address: Where all of them answer gRPC; empty for HTTP only.
     """
 
     def __init__(self, local: LocalGateways, tls: TlsFiles | None) -> None:
-        self.url, self.tls, self.beside_address = local.url, tls, ""
+        self.url, self.tls, self.beside_address = local.url, tls, local.serving.grpc or ""
         self._local = local
 
     async def stop(self) -> None:
