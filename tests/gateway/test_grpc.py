@@ -396,11 +396,11 @@ async def test_a_joined_gateway_takes_the_limits_it_is_sent_and_shares_its_port(
     await second.start()
     try:
         async with grpc.aio.insecure_channel(first.address) as channel:
-            client = Client(channel)
-            await client.call("ModelInfer", asking(*([1.0] * 100)))
+            here = Running(first, Client(channel), records)
+            await here.client.call("ModelInfer", asking(*([1.0] * 100)))
             gateway.bodies.limits = Limits.of(100)
-            failed = (await client.status("ModelInfer", asking(*([1.0] * 100)))).code()
-            assert failed is grpc.StatusCode.RESOURCE_EXHAUSTED
+            failed = await here.status("ModelInfer", asking(*([1.0] * 100)))
+            assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert [record.outcome for record in records] == [Outcome.OK, Outcome.OVERLOADED]
     finally:
         await first.stop()

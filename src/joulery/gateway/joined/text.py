@@ -81,7 +81,7 @@ class RelayedText:
 
 
 class _Answer:
-    """An answer on its way to the client."""
+    """An answer as the client gets it."""
 
     def __init__(self, send: Send, exchange: Exchange | None) -> None:
         self._send, self._exchange, self._streams, self._begun = send, exchange, False, False
@@ -113,7 +113,7 @@ class _Answer:
 
 
 class _Elsewhere:
-    """The exchange of a request whose client is at another gateway. Whoever cancels its task wants no answer."""
+    """The exchange of a request whose client is at another gateway. A cancelled task needs no answer."""
 
     lost = True
 

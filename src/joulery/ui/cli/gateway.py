@@ -88,14 +88,7 @@ def command(
 
     from joulery.app.serving.gateways.gateway_process import GatewayRequest, run_gateway, tls_files
 
-    if join.startswith("unix:") and join_certificate is not None:
-        raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")
-    if not join.startswith("unix:") and join_token_file is None:
-        raise ConfigError(
-            "an engine server on another machine needs a token",
-            pointer="--join-token-file",
-            expected="the file of serving.gateways.join_token_file",
-        )
+    _check_join(join, join_token_file, join_certificate)
     request = GatewayRequest(
         join,
         listen,
@@ -125,3 +118,19 @@ def command(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_gateway(request, say))
+
+
+def _check_join(join: str, token_file: Path | None, certificate: Path | None) -> None:
+    """Raise where the flags do not fit the engine server's address.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if join.startswith("unix:") and certificate is not None:
+        raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")
+    if not join.startswith("unix:") and token_file is None:
+        raise ConfigError(
+            "an engine server on another machine needs a token",
+            pointer="--join-token-file",
+            expected="the file of serving.gateways.join_token_file",
+        )
