@@ -316,7 +316,11 @@ class ServiceConfig(Section):
     spot: bool = False
     """For joulery plan: whether it may be on GPUs that their owner can withdraw (market spot of fleet.prices)."""
     minimum_replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """For joulery plan: at least so many replicas, such as 2 with plan.failure_domain."""
+    """At least so many replicas, such as 2 with plan.failure_domain: in plans, and in every layout that a policy tries
+    or runs here."""
+    maximum_replicas: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """At most so many replicas in every layout that a policy tries or runs here; as many as there are slices when left
+    out."""
     profile: InputFile | None = None
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
@@ -376,6 +380,7 @@ class ServiceConfig(Section):
             return self
         if self.concurrency is not None and not self.family.is_upstream:
             raise problem("is for models on other servers", hint="leave it out", at=("concurrency",))
+        self._replicas_can_be_kept()
         best = max(variant.accuracy_ratio for variant in self.family.variants)
         if self.minimum_accuracy_ratio > best:
             raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
@@ -388,6 +393,20 @@ class ServiceConfig(Section):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         self._split_can_be_met()
         return self
+
+    def _replicas_can_be_kept(self) -> None:
+        most, least = self.maximum_replicas, self.minimum_replicas
+        if most is not None and most < least:
+            raise problem("is below minimum_replicas", expected=f"at least {least}", at=("maximum_replicas",))
+        if most is not None and self.family.is_upstream:
+            raise problem("is for replicas that joulery starts", hint="set concurrency", at=("maximum_replicas",))
+        slices = None if self.cpu is None else self.cpu.slices
+        if slices is not None and not least <= len(slices) <= (most or len(slices)):
+            at = "minimum_replicas" if len(slices) < least else "maximum_replicas"
+            raise problem(f"cpu.slices are {len(slices)}, and each is a replica's", hint="leave one out", at=(at,))
+        parks = isinstance(self.policy, CloverPolicy) and self.policy.consolidate
+        if least > 1 and parks:
+            raise problem("ends replicas, and minimum_replicas keeps them", at=("policy", "consolidate"))
 
     def _batches_can_be_formed(self) -> None:
         if self.max_batch == 1 and self.batch_delay_s > 0:

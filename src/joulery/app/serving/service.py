@@ -20,7 +20,7 @@ from joulery.config.services import (
     SplitPolicy,
 )
 from joulery.config.site import Mode, Site
-from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
@@ -59,7 +59,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     Raises:
         CapabilityError: The machine has fewer cores than asked for, or a package is missing.
         ConfigError, DataError: A model file is missing or damaged.
-        InfeasibleError: There are more layouts than can be tried.
+        InfeasibleError: There are more layouts than can be tried, or none has as many replicas as asked for.
     """
     cores, cpu = cores_of(site).get(config.name, ()), config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
@@ -72,6 +72,9 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
+    if not config.family.is_upstream:
+        partitions = within_bounds(partitions, config)
+        assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -89,6 +92,26 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         batch_delay_s=config.batch_delay_s,
         replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
+
+
+def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
+    """The partitions with as many slices as the service may have replicas.
+
+    Raises:
+        InfeasibleError: There is none.
+    """
+    least, most = config.minimum_replicas, config.maximum_replicas
+    kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))
+    if not kept:
+        sizes = sorted({len(cut) for cut in partitions})
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InfeasibleError(
+            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be cut into "
+            f"{' or '.join(map(str, sizes))} slices only",
+            binding="number of replicas",
+            hint="change minimum_replicas or maximum_replicas, or give the service other cores or GPUs",
+        )
+    return kept
 
 
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:

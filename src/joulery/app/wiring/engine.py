@@ -69,7 +69,8 @@ def site_engine(
             places=places,
         )
     from joulery.adapters.engines.ray_serve.cluster import RayPlace
-    from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
+    from joulery.adapters.engines.ray_serve.engine import RayServeEngine
+    from joulery.adapters.engines.ray_serve.settings import RaySettings
 
     asked = serving.engine
     return RayServeEngine(

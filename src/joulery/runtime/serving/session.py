@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from joulery.config.site import Site
 from joulery.domain.energy.carbon import JOULES_PER_KWH
@@ -71,6 +71,14 @@ class Pace:
     def window_s(self, rate_rps: float) -> float:
         """The span of a controller's request window at an expected rate, seconds."""
         return max(4.0 * self.step_s, _WINDOW_REQUESTS / rate_rps)
+
+
+class Remarking(Protocol):
+    """An engine that says what a person should know of what it runs on."""
+
+    def remarks(self) -> Sequence[str]:
+        """Everything it has to say so far."""
+        ...
 
 
 class Control(Protocol):
@@ -337,6 +345,9 @@ class ServingSession:
             await asyncio.sleep(self.pace.tick_s - elapsed % self.pace.tick_s)
             await self._ask_grid()
             self._revise()
+            if hasattr(self.engine, "remarks"):
+                for text in cast(Remarking, self.engine).remarks():
+                    self.warn(text)
             if unix_s() - LAG_S > self._ticked_s:
                 self.tick(unix_s() - LAG_S)
 
