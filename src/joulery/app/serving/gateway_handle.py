@@ -19,8 +19,9 @@ from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
-from joulery.gateway.body import Limits
+from joulery.gateway.body import BodyReader, Limits
 from joulery.gateway.metrics import Metrics
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
@@ -89,6 +90,15 @@ class GatewayHandle:
     def labels(self) -> Callable[[str], Mapping[str, tuple[int, int]]]:
         """Of a service, by variant, how many labelled answers were right, and how many were labelled."""
         return self.gateway.feedback.tally
+
+    @property
+    def bodies(self) -> BodyReader:
+        """Reads requests within the gateway's limits."""
+        return self.gateway.bodies
+
+    def serve_text(self, routes: OpenAIRoutes) -> None:
+        """Answer under ``/v1`` from now on."""
+        self.gateway.text = routes
 
     @property
     def pids(self) -> tuple[int, ...]:
