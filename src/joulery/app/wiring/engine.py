@@ -69,6 +69,7 @@ def site_engine(
             queue=serving.queue,
             deadline_s=serving.deadline_s,
             drain_s=serving.drain_s,
+            nodes={node.name: node.address for node in asked.nodes},
         )
     )
 

@@ -14,6 +14,7 @@ from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -105,6 +106,22 @@ class RayService:
     queue: Dispatcher[RayCall, RayReplica]
     variants: frozenset[str] = frozenset()
     ripe: asyncio.TimerHandle | None = None
+
+
+def queued(services: Mapping[str, RayService], at_0_s: float) -> tuple[QueuedRequest, ...]:
+    """Every request in a replica or waiting, by arrival.
+
+    Args:
+        services: By name.
+        at_0_s: Unix seconds at monotonic 0.
+    """
+    found = []
+    for name, entry in services.items():
+        running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
+        for ticket in entry.queue.open_tickets():
+            variant = running[id(ticket)].variant if id(ticket) in running else ""
+            found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
+    return tuple(sorted(found, key=lambda request: request.arrival_s))
 
 
 def fail(ticket: Ticket[RayCall], error: RequestError) -> None:

@@ -27,11 +27,12 @@ from joulery.adapters.engines.ray_serve.calls import (
     RayService,
     answers_of,
     fail,
+    queued,
     request_of,
     response,
 )
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
-from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, said
+from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError, DataError, JouleryError
@@ -90,6 +91,7 @@ class RayServeEngine:
         self._away = ""
         self._counts_seen_s = -math.inf
         self._remarks: dict[str, str] = {}
+        self._ranks: dict[str, int] = {}
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
@@ -108,14 +110,7 @@ class RayServeEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        at_0_s = unix_s() - time.monotonic()
-        found = []
-        for name, entry in self._services.items():
-            running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
-            for ticket in entry.queue.open_tickets():
-                variant = running[id(ticket)].variant if id(ticket) in running else ""
-                found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
-        return tuple(sorted(found, key=lambda request: request.arrival_s))
+        return queued(self._services, unix_s() - time.monotonic())
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
         """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
@@ -125,6 +120,23 @@ class RayServeEngine:
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of the cluster."""
         return tuple(self._remarks.values())
+
+    async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """What the meters of the cluster's nodes answer; see :meth:`.cluster.RayCluster.nodes`.
+
+        Raises:
+            ActuationError: Ray is gone.
+        """
+        return await self._cluster.nodes(meter, options)
+
+    def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
+        """Have free replicas on nodes of lower rank take requests first; see :meth:`Dispatcher.prefer`."""
+        self._ranks = dict(ranks)
+        for replica in self._found.values():
+            replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
+        for entry in self._services.values():
+            entry.queue.prefer(patience_s)
+            self._pump(entry)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -314,7 +326,7 @@ class RayServeEngine:
 
     async def _declare(self, apps: Mapping[str, RayApp]) -> None:
         environ, claim = self._cluster.environ(), self.settings.claim_ratio
-        await self._cluster.declare([app.config(environ, claim) for app in apps.values()])
+        await self._cluster.declare([app.config(environ, claim, self.settings.nodes) for app in apps.values()])
         for app in apps.values():
             before = self._apps.get(app.name)
             if before is not None and len(before.plan) != len(app.plan):
@@ -397,6 +409,7 @@ class RayServeEngine:
             entry = self._services.get(replica.spec.service)
             if replica.app in apps and entry is not None and replica.server not in entry.queue.servers:
                 replica.server = replica.new_server()
+                replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
                 entry.queue.join(replica.server)
         for entry in self._services.values():
             self._pump(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from joulery.adapters.engines.ray_serve.cluster import RayPlace
@@ -19,6 +20,7 @@ class RaySettings:
         deadline_s: A request that names no shorter limit is answered within this.
         drain_s: How long ``close`` waits for running requests.
         launch_s: How long a change may take.
+        nodes: Address of each node that replicas are placed on, by its name; empty where Ray places them.
     """
 
     place: RayPlace = field(default_factory=RayPlace)
@@ -27,3 +29,4 @@ class RaySettings:
     deadline_s: float = 30.0
     drain_s: float = 10.0
     launch_s: float = 180.0
+    nodes: Mapping[str, str] = field(default_factory=dict)
