@@ -18,7 +18,8 @@ from joulery.policies.node_order import NodeOrder
 from joulery.runtime.serving.intensity import LiveIntensity
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""What the meter of each node answers, by the node's address: fields of a reading, or ``refusal``."""
+"""What the meter of each node answers, by the node's address: fields of a reading, or ``refusal``; ``gone`` too where the
+node may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class _Account:
     answered: int = 0
     last: NodeReading | None = None
     refusal: str = ""
+    gone: bool = False
 
 
 class NodeLedger:
@@ -99,6 +101,7 @@ class NodeLedger:
         self._looked_s = now_s
         self._book(answers, middle_s)
         for address, account in self._accounts.items():
+            account.gone = address not in answers or bool(answers[address].get("gone"))
             if answers and address not in answers:
                 account.refusal = "it is not in the cluster"
                 self._warn(
@@ -142,9 +145,10 @@ class NodeLedger:
         return NodeReading(**fields)
 
     def order(self, policy: NodeOrder) -> bool:
-        """Rank the named nodes by their grids now; whether the ranks have changed."""
-        now_s = self._now_s()
-        ranks = policy.step({name: grid.at(now_s) for name, grid in self._placed.items()}, self.ranks)
+        """Rank the named nodes by their grids now, those last that may be lost; whether the ranks have changed."""
+        gone = {account.name for account in self._accounts.values() if account.gone}
+        known = {name: math.nan if name in gone else each for name, each in self.intensities().items()}
+        ranks = policy.step(known, self.ranks)
         changed, self.ranks = ranks != self.ranks, ranks
         return changed
 

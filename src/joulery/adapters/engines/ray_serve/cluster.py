@@ -166,7 +166,8 @@ class RayCluster:
             options: Its arguments.
 
         Returns:
-            What its ``read`` returns; ``refusal`` where it cannot be started or does not answer.
+            What its ``read`` returns; ``refusal`` where it cannot be started or does not answer, ``gone`` too where the
+            node may be lost.
         """
         alive = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
         self._meters = {node: actor for node, actor in self._meters.items() if node in alive}
@@ -193,9 +194,9 @@ class RayCluster:
                 found: dict[str, Any] = await self._meters[node].read.remote()
         except RayError as error:
             del self._meters[node]
-            return {"refusal": f"its meter ended: {type(error).__name__}"}
+            return {"gone": True, "refusal": f"its meter ended: {type(error).__name__}"}
         except TimeoutError:
-            return {"refusal": f"its meter did not answer within {_METER_S:g} s"}
+            return {"gone": True, "refusal": f"its meter did not answer within {_METER_S:g} s"}
         return found
 
     def _handle(self, application: str) -> Any:
