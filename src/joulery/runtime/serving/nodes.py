@@ -18,8 +18,7 @@ from joulery.policies.node_order import NodeOrder
 from joulery.runtime.serving.intensity import LiveIntensity
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""What the meter of each node answers, by the node's address: fields of a reading, or ``refusal``; ``gone`` too where the
-node may be lost."""
+"""What each node's meter answers, by address: a reading, or ``refusal``; ``gone`` too where the node may be lost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,10 +292,7 @@ def node_text(entry: Mapping[str, Any]) -> str:
     answered = f"{entry['node']}: {entry['answered']:,} answered"
     if entry["energy_j"] is None:
         return f"{answered}; NOT METERED: {entry['refusal'] or 'its meter was read once'}"
-    text = (
-        f"{answered}; {si(entry['energy_j'], 'J')} {entry['quality']}, {si(entry['ray_j'], 'J')} of them by Ray and its "
-        "replicas"
-    )
+    text = f"{answered}; {si(entry['energy_j'], 'J')} {entry['quality']}, {si(entry['ray_j'], 'J')} by Ray's processes"
     text += f", {grams(entry['carbon_g'])} CO2e" if entry["carbon_g"] is not None else ", grams not known"
     if entry["coverage_ratio"] < 0.99:
         text += f"; METERED FOR {percent(entry['coverage_ratio'], 0)} OF THE RUN"

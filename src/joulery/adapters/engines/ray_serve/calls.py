@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.steady_time import unix_s
+
+_LOOK_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -176,3 +178,16 @@ def response(
     return InferResponse(
         answer["y"], variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
     )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+def served_out(entry: RayService) -> bool:
+    """Whether a service that ends has nothing left to answer."""
+    return bool(entry.variants) or not entry.queue.waiting

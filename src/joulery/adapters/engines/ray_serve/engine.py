@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,8 +30,11 @@ from joulery.adapters.engines.ray_serve.calls import (
     queued,
     request_of,
     response,
+    served_out,
+    until,
 )
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
+from joulery.adapters.engines.ray_serve.direct import DirectLines
 from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.adapters.engines.ray_serve.settings import RaySettings
@@ -78,6 +81,7 @@ class RayServeEngine:
     def __init__(self, settings: RaySettings, cluster: RayBridge | None = None) -> None:
         self.settings = settings
         self._cluster = RayBridge(settings.place) if cluster is None else cluster
+        self._lines = DirectLines(self._cluster)
         self._apps: dict[str, RayApp] = {}
         self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
@@ -229,6 +233,7 @@ class RayServeEngine:
                 with suppress(ActuationError):  # a head that is gone keeps nothing
                     await self._cluster.declare([])
             self._apps, self._found = {}, {}
+            self._lines.close()
             await self._cluster.close()
 
     def _admit(self, service: str, request: InferRequest) -> tuple[RayService, Hashable]:
@@ -274,7 +279,7 @@ class RayServeEngine:
         for call in calls:
             call.start_s = start_s
         try:
-            answer = await self._cluster.infer(replica.app, replica.id, request_of(calls))
+            answer = await self._lines.infer(replica.app, replica.info, request_of(calls))
         except ReplicaGoneError as error:
             if self._cluster.lost:
                 self._forget_lost()
@@ -325,8 +330,9 @@ class RayServeEngine:
             self._pump(entry)
 
     async def _declare(self, apps: Mapping[str, RayApp]) -> None:
-        environ, claim = self._cluster.environ(), self.settings.claim_ratio
-        await self._cluster.declare([app.config(environ, claim, self.settings.nodes) for app in apps.values()])
+        environ, settings = self._cluster.environ(), self.settings
+        common = (environ, settings.claim_ratio, settings.nodes, settings.listens)
+        await self._cluster.declare([app.config(*common) for app in apps.values()])
         for app in apps.values():
             before = self._apps.get(app.name)
             if before is not None and len(before.plan) != len(app.plan):
@@ -420,12 +426,12 @@ class RayServeEngine:
             return
         going = [replica for replica in self._found.values() if replica.app in leaving]
         for entry in self._services.values():
-            await _until(partial(_served_out, entry))
+            await until(partial(served_out, entry))
         for replica in going:
             queue = self._services[replica.spec.service].queue
             if replica.server in queue.servers and not replica.server.leaving:
                 queue.retire(replica.server)
-        await _until(lambda: all(replica.server.ticket is None for replica in going))
+        await until(lambda: all(replica.server.ticket is None for replica in going))
         await self._declare(wanted)
         for replica in going:
             self._found.pop(replica.id, None)
@@ -486,15 +492,3 @@ class RayServeEngine:
             if entry is not None and replica.server in entry.queue.servers:
                 for ticket in entry.queue.lose(replica.server):
                     fail(ticket, RequestError(self._cluster.lost, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S))
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must come."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(_LOOK_S / 10)
-
-
-def _served_out(entry: RayService) -> bool:
-    return bool(entry.variants) or not entry.queue.waiting

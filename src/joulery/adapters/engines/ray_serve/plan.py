@@ -49,7 +49,11 @@ class RayApp:
         return next((spec for spec in (*mine, *self.plan) if entry_of(spec) == entry), None)
 
     def config(
-        self, environ: Mapping[str, str], claim_ratio: float, nodes: Mapping[str, str] = MappingProxyType({})
+        self,
+        environ: Mapping[str, str],
+        claim_ratio: float,
+        nodes: Mapping[str, str] = MappingProxyType({}),
+        listens: str = "",
     ) -> dict[str, Any]:
         """The application in the form of Ray's REST API.
 
@@ -57,6 +61,7 @@ class RayApp:
             environ: Variables of the replicas.
             claim_ratio: CPUs a replica claims in Ray's books for each core: old and new replicas live side by side.
             nodes: Address of each node, by its name.
+            listens: Where replicas listen for requests; see :attr:`RaySettings.listens`.
         """
         claims = _claims(self.slice, claim_ratio)
         if self.node:
@@ -73,7 +78,7 @@ class RayApp:
                     "name": DEPLOYMENT,
                     "num_replicas": len(self.plan),
                     "max_ongoing_requests": ONGOING,
-                    "user_config": {"plan": [entry_of(spec) for spec in self.plan]},
+                    "user_config": {"plan": [entry_of(spec) for spec in self.plan], "direct": listens},
                     "ray_actor_options": claims,
                     "request_router_config": {"request_router_class": f"{_HERE}.router:ToReplica"},
                     "graceful_shutdown_wait_loop_s": 0.1,
