@@ -19,6 +19,7 @@ from joulery.config.services import (
     ServiceConfig,
     SplitPolicy,
 )
+from joulery.config.serving import RayEngine, RayNodeConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
@@ -72,6 +73,11 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
+    nodes = nodes_of(site)
+    if nodes:
+        on_nodes = {f"node:{node.name}": [cpu_slices(cut) for cut in core_partitions(node.cores)] for node in nodes}
+        assignment = split(on_nodes)
+        partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
         assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
@@ -92,6 +98,33 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         batch_delay_s=config.batch_delay_s,
         replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
+
+
+def nodes_of(site: Site) -> tuple[RayNodeConfig, ...]:
+    """The nodes of a Ray cluster that the site places replicas on; none where it names none."""
+    return site.serving.engine.nodes if isinstance(site.serving.engine, RayEngine) else ()
+
+
+def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
+    """The service as it is profiled on this machine: with the slices of one node at a time where it is on nodes.
+
+    Raises:
+        CapabilityError: A node has more cores than this machine.
+    """
+    nodes = nodes_of(site)
+    if not nodes:
+        return setup
+    largest = max(nodes, key=lambda node: node.cores)
+    if largest.cores > len(setup.cores):
+        raise CapabilityError(
+            f"node {largest.name} has {largest.cores} cores, and this machine, where {setup.name} would be profiled, "
+            f"has {len(setup.cores)}",
+            resource="CPU cores",
+            hint="run joulery profile on a machine like the nodes, and name its file under the service's profile",
+        )
+    sizes = sorted({node.cores for node in nodes}, reverse=True)
+    cuts = dict.fromkeys(cpu_slices(cut) for cores in sizes for cut in core_partitions(cores))
+    return replace(setup, partitions=tuple(cuts), slice_assignment={})
 
 
 def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
