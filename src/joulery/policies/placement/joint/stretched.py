@@ -23,6 +23,8 @@ _MOST_RATIO = 0.04
 """How much more load is tried at most."""
 _FINEST_RATIO = 0.001
 """How finely the greatest load is known."""
+_FIRST_RATIO = 0.004
+"""How much more load is tried first."""
 _SAME = 1e-9
 
 
@@ -54,7 +56,7 @@ def stretched(request: JointRequest, plan: EnvelopePlan, most: float = math.inf)
         return plan
     best, fits = plan, plan.load
     fails = min(plan.load * (1 + _MOST_RATIO), most * (1 + _SAME))
-    step = _FINEST_RATIO
+    step = _FIRST_RATIO
     while fails > fits * (1 + _FINEST_RATIO):
         load = min(fits * (1 + step), (fits + fails) / 2)
         gpus = _gpus(_narrowed(request, plan, load), layouts, load)
