@@ -27,6 +27,7 @@ from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import patterns_of, plan_problem
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.stretched import stretched
+from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 LOADS = (0.2, 1.2)
 """Loads between which an envelope is made."""
@@ -58,7 +59,7 @@ class EnvelopeEffort:
     """
 
     joint: JointEffort = field(
-        default_factory=lambda: JointEffort(gaps=(0.1, 0.03), near=150, nodes=20_000, wide_ratio=0.01)
+        default_factory=lambda: JointEffort(gaps=(0.1, 0.03, 0.01), near=150, nodes=20_000, wide_ratio=0.03)
     )
     first: int = 7
     loads: int = 1000
@@ -146,7 +147,8 @@ def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: f
     if not any(abs(each / middle - 1) < narrowest_ratio / 4 or each == middle for each in loads):
         return middle
     edges = [low, *sorted(each for each in loads if low < each < high), high]
-    return math.sqrt(math.prod(max(itertools.pairwise(edges), key=lambda gap: gap[1] / gap[0])))
+    _, begin, end = max((end / begin, begin, end) for begin, end in itertools.pairwise(edges))
+    return math.sqrt(begin * end)
 
 
 def _heaviest(edges: FloatArray, ratios: FloatArray, effort: EnvelopeEffort) -> tuple[float, int, int, int]:
@@ -186,7 +188,7 @@ class _Search:
     def __init__(self, request: JointRequest, axis: PriceAxis, effort: EnvelopeEffort, highest: float) -> None:
         self._request, self._axis, self._effort, self._highest = request, axis, effort, highest
         self.loads: list[float] = []
-        self._least_w = math.inf
+        self._least_w, self._limits = math.inf, KnownLimits()
         self._plans: list[EnvelopePlan] = []
         self._points: list[PlannedPoint] = []
         self._ends: tuple[float, float] | None = None
@@ -218,7 +220,7 @@ class _Search:
         low, high = prices or self._ends
         found = [solve(high), *([solve(low)] if high > low else [])]
         for each, _, _ in self._frontier(load, self._supported(load, solve, found, (low, high)), (low, high)):
-            self._plans.append(stretched(self._request, each, self._highest))
+            self._plans.append(stretched(self._request, each, self._highest, self._limits))
         if load not in self.loads:
             self.loads.append(load)
 
@@ -229,7 +231,7 @@ class _Search:
             for each in self._request.services
         )
         request = replace(self._request, services=services, objective=self._axis.objective(1.0))
-        problem = problem_of(grouped(request, self._effort.joint.alike_from))
+        problem = problem_of(grouped(request, self._effort.joint.alike_from), self._limits)
         self._least_w = min(self._least_w, least_requests_w(problem) / load)
         beside = set(sorted(self.loads, key=lambda other: abs(math.log(other / load)))[:_BESIDE])
         known = {
