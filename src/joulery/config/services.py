@@ -157,15 +157,15 @@ class FamilyConfig(Section):
 
     @model_validator(mode="after")
     def _here_or_there(self) -> FamilyConfig:
-        """The models run on this machine or on other servers, and all upstreams say their power or none does."""
+        """All upstreams say their power or none does; beside models of this machine all do."""
         upstreams = [one.model for one in self.variants if isinstance(one.model, OpenInferenceModel)]
-        if 0 < len(upstreams) < len(self.variants):
-            at = next(index for index, one in enumerate(self.variants) if not isinstance(one.model, OpenInferenceModel))
-            raise problem(
-                "runs on this machine, other variants of the service on other servers",
-                hint="serve it with the same protocol, such as joulery serve --model",
-                at=("variants", at, "model"),
-            )
+        for index, one in enumerate(self.variants if self.is_mixed else ()):
+            if isinstance(one.model, OpenInferenceModel) and one.model.power_w is None:
+                raise problem(
+                    "other variants of the service run on this machine, whose meters cannot tell this server's joules",
+                    expected="power: watts above idle of one request while the server answers it, such as 60 W",
+                    at=("variants", index, "model"),
+                )
         if 0 < sum(one.power_w is None for one in upstreams) < len(upstreams):
             raise problem("say the power of every upstream, or of none", at=("variants",))
         if any(one.power_w == 0 for one in upstreams):
@@ -174,8 +174,13 @@ class FamilyConfig(Section):
 
     @property
     def is_upstream(self) -> bool:
-        """Whether the models are on other servers."""
-        return isinstance(self.variants[0].model, OpenInferenceModel)
+        """Whether some of the models are on other servers."""
+        return any(isinstance(one.model, OpenInferenceModel) for one in self.variants)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the models are on other servers, and some run on this machine."""
+        return self.is_upstream and not all(isinstance(one.model, OpenInferenceModel) for one in self.variants)
 
     def as_family(self, name: str) -> ModelFamily:
         """The noun."""

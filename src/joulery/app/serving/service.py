@@ -96,6 +96,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         slice_assignment=assignment,
         max_batch=config.max_batch,
         batch_delay_s=config.batch_delay_s,
+        replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
 
 
@@ -147,7 +148,7 @@ def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConf
 
 
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
-    """The CPU cores of each service that runs on this machine, by name.
+    """The CPU cores of each service with models on this machine, by name.
 
     What services say under ``cpu`` comes first; the others get equal parts of what is left, the first ones the odd
     cores. Where there are more of them than cores left, each gets one core that it shares.
@@ -156,7 +157,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         CapabilityError: The machine has fewer cores than asked for.
         ConfigError: One partition is given for all services together.
     """
-    cores, services = fleet_cores(site), [one for one in site.services if not _is_upstream(one)]
+    cores, services = fleet_cores(site), [one for one in site.services if _runs_here(one)]
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
             f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
@@ -221,9 +222,29 @@ def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
     ]
 
 
-def _is_upstream(config: ServiceConfig) -> bool:
-    """Whether its models are on other servers: it needs no cores of this machine."""
-    return config.family_config is not None and config.family_config.is_upstream
+def _runs_here(config: ServiceConfig) -> bool:
+    """Whether some of its models run on this machine: it needs cores."""
+    family = config.family_config
+    return family is None or family.is_mixed or not family.is_upstream
+
+
+def cores_beside_upstreams(site: Site) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Of each service with variants on this machine and others on servers, the cores of each replica.
+
+    One replica a core, or a slice of ``cpu.slices``.
+
+    Raises:
+        CapabilityError: The machine has fewer cores than asked for.
+    """
+    mixed = [one for one in site.services if one.family_config is not None and one.family_config.is_mixed]
+    return {one.name: _replica_cores(site, one, cores_of(site)[one.name]) for one in mixed}
+
+
+def _replica_cores(site: Site, config: ServiceConfig, cores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    cpu = config.cpu or site.fleet.cpu
+    sizes = (1,) * len(cores) if cpu is None or cpu.slices is None else cpu.slices
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return tuple(cores[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
 def _claimed(cpu: CpuConfig | None) -> int:

@@ -264,7 +264,7 @@ class ServingSession:
         # Nodes are on grids of their own, and which of them answered is not known here.
         g_per_kwh = self.grid.at(end_s) if self.nodes is None else math.nan
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
-        quality = weakest((profile.quality, Quality.MODELLED))
+        quality = weakest((profile.quality_of(variant), Quality.MODELLED))
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def charges(self, now_s: float) -> ChargeTable:
@@ -278,7 +278,15 @@ class ServingSession:
             for name, profile in known.items()
         }
         quality = {name: weakest((profile.quality, Quality.MODELLED)) for name, profile in known.items()}
-        return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue)
+        own = {
+            name: {
+                entry.variant: weakest((entry.quality, Quality.MODELLED))
+                for entry in profile.entries
+                if entry.quality is not None
+            }
+            for name, profile in known.items()
+        }
+        return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue, own)
 
     def telemetry(self, record: RequestRecord) -> None:
         """Record a request that ended; one of no service of the session is left out."""
