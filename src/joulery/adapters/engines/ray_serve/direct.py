@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, encode
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
@@ -103,8 +103,7 @@ class _Line(asyncio.Protocol):
         self._answer: asyncio.Future[Frame] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         line = transport.get_extra_info("socket")
         for level, option, value in _LOST_AFTER:
             line.setsockopt(level, option, value)
