@@ -52,7 +52,8 @@ def site_file(folder: Path, cluster: TwoNodes) -> Path:
         f"\n      - {{name: {name}, address: {at}, cores: 1, carbon: {{kind: file, path: {name}.csv}}}}"
         for name, at in zip(("north", "south"), cluster.addresses, strict=True)
     )
-    engine = f"\n    kind: ray\n    address: {cluster.address}\n    dashboard: {cluster.dashboard}\n    nodes:{nodes}"
+    engine = f"\n    kind: ray\n    address: {cluster.address}\n    dashboard: {cluster.dashboard}\n    direct: true"
+    engine += f"\n    nodes:{nodes}"
     changed = {
         "fleet: {cpu: {cores: 2}}\n": "",
         "    slo:": "    rate: 20 /s\n    profile: profile.json\n    slo:",

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from joulery.adapters.engines.ray_serve.plan import apps_of
-from joulery.app.serving import ray_nodes, service
-from joulery.app.serving.service import choose, profiled_setup, service_setup
+from joulery.app.serving import service
+from joulery.app.serving.ray_nodes import loop
+from joulery.app.serving.ray_nodes.slices import profiled_setup
+from joulery.app.serving.service import choose, service_setup
 from joulery.config import load
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.policies.serving.layout_space import cpu_slices
@@ -88,7 +90,7 @@ def test_nodes_are_metered_beyond_this_machine_only(tmp_path):
     session = SimpleNamespace(engine=None, warn=None)
 
     def ledger(text: str):
-        return ray_nodes.ledger_of(load(site_file(tmp_path, ray=text)), session, lambda section: None)
+        return loop.ledger_of(load(site_file(tmp_path, ray=text)), session, lambda section: None)
 
     assert ledger("serving: {") is None and ledger("serving: {engine: {kind: ray}, ") is None
     assert ledger("serving: {engine: {kind: ray, address: auto, dashboard: 'http://h:8265'}, ") is not None
@@ -101,6 +103,6 @@ def test_a_request_waits_for_a_cleaner_node_within_the_slo_only(tmp_path):
     setup = service_setup(site, site.services[0], tmp_path)
     one = SimpleNamespace(setup=setup, chosen=choose(site, site.services[0], setup, profile()))
     slowest_s = max(entry.loaded.quantile_s(0.95) for entry in profile().entries)
-    assert ray_nodes.patience_s(one) == pytest.approx((0.5 - slowest_s) / 4)
+    assert loop.patience_s(one) == pytest.approx((0.5 - slowest_s) / 4)
     tight = replace(setup, slo=replace(setup.slo, latency_s=slowest_s / 2))
-    assert ray_nodes.patience_s(SimpleNamespace(setup=tight, chosen=one.chosen)) == 0.0
+    assert loop.patience_s(SimpleNamespace(setup=tight, chosen=one.chosen)) == 0.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
+from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref
@@ -19,9 +20,8 @@ from joulery.config.services import (
     ServiceConfig,
     SplitPolicy,
 )
-from joulery.config.serving import RayEngine, RayNodeConfig
 from joulery.config.site import Mode, Site
-from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
+from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
@@ -75,8 +75,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         partitions = tuple(assignment)
     nodes = nodes_of(site)
     if nodes:
-        on_nodes = {f"node:{node.name}": [cpu_slices(cut) for cut in core_partitions(node.cores)] for node in nodes}
-        assignment = split(on_nodes)
+        assignment = node_slices(nodes)
         partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
@@ -98,53 +97,6 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         batch_delay_s=config.batch_delay_s,
         replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
-
-
-def nodes_of(site: Site) -> tuple[RayNodeConfig, ...]:
-    """The nodes of a Ray cluster that the site places replicas on; none where it names none."""
-    return site.serving.engine.nodes if isinstance(site.serving.engine, RayEngine) else ()
-
-
-def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
-    """The service as it is profiled on this machine: with the slices of one node at a time where it is on nodes.
-
-    Raises:
-        CapabilityError: A node has more cores than this machine.
-    """
-    nodes = nodes_of(site)
-    if not nodes:
-        return setup
-    largest = max(nodes, key=lambda node: node.cores)
-    if largest.cores > len(setup.cores):
-        raise CapabilityError(
-            f"node {largest.name} has {largest.cores} cores, and this machine, where {setup.name} would be profiled, "
-            f"has {len(setup.cores)}",
-            resource="CPU cores",
-            hint="run joulery profile on a machine like the nodes, and name its file under the service's profile",
-        )
-    sizes = sorted({node.cores for node in nodes}, reverse=True)
-    cuts = dict.fromkeys(cpu_slices(cut) for cores in sizes for cut in core_partitions(cores))
-    return replace(setup, partitions=tuple(cuts), slice_assignment={})
-
-
-def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
-    """The partitions with as many slices as the service may have replicas.
-
-    Raises:
-        InfeasibleError: There is none.
-    """
-    least, most = config.minimum_replicas, config.maximum_replicas
-    kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))
-    if not kept:
-        sizes = sorted({len(cut) for cut in partitions})
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InfeasibleError(
-            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be cut into "
-            f"{' or '.join(map(str, sizes))} slices only",
-            binding="number of replicas",
-            hint="change minimum_replicas or maximum_replicas, or give the service other cores or GPUs",
-        )
-    return kept
 
 
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:

@@ -22,8 +22,9 @@ from joulery.app.serving.governed.power_limits import Limited, join_limits, limi
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
-from joulery.app.serving.ray_nodes import keep_nodes
-from joulery.app.serving.service import batch_remarks, choose, profiled_setup, service_setup, shared_cores
+from joulery.app.serving.ray_nodes.loop import keep_nodes
+from joulery.app.serving.ray_nodes.slices import profiled_setup
+from joulery.app.serving.service import batch_remarks, choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch, TimeJoining
 from joulery.app.serving.view import ServeView
 from joulery.app.wiring.carbon import live_carbon_source

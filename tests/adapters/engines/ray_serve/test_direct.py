@@ -59,6 +59,21 @@ async def test_a_request_is_answered_with_its_tensors_unchanged(listener, lines)
     assert (failed["e"], failed["o"]) == ("no luck", "failed")
 
 
+def test_the_gateway_s_own_event_loop_has_such_connections_too(listener):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def asked() -> dict:
+        lines = DirectLines(Ray())
+        try:
+            return await lines.infer("app", {"id": "r1", "direct": listener.place}, InferRequest(X))
+        finally:
+            lines.close()
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(asked())["variant"] == "r1"
+
+
 async def test_a_replica_that_does_not_listen_or_cannot_be_reached_is_asked_through_ray(lines):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, cast
 
-from joulery.app.serving.service import nodes_of
+from joulery.app.serving.ray_nodes.slices import nodes_of
 from joulery.config.carbon import CarbonConfig
 from joulery.config.serving import RayEngine
 from joulery.config.site import Mode, Site
@@ -22,7 +22,7 @@ from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
 
-METER = "joulery.app.node_meter:NodeMeter"
+METER = "joulery.app.serving.ray_nodes.meter:NodeMeter"
 PREFER_NODES = "prefer_nodes"
 PATIENCE_RATIO = 0.25
 """Share of the time that the SLO leaves beside the slowest answer in which a request may wait for a cleaner node."""
