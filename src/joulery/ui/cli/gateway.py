@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -106,18 +107,19 @@ def command(
     )
 
     def say(url: str, named: str, grpc_at: str) -> None:
-        facts = {
-            "gateway": named,
-            "url": url,
-            "join": join,
-            "pid": os.getpid(),
-            **({"grpc": grpc_at} if grpc_at else {}),
-        }
-        where = f"{url}, gRPC at {grpc_at}" if grpc_at else url
-        click.echo(json.dumps(facts) if as_json else f"gateway {named} at {where}, joining {join}")
+        facts = {"gateway": named, "url": url, "join": join, "pid": os.getpid()}
+        click.echo(_announced(facts, grpc_at, as_json=as_json))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_gateway(request, say))
+
+
+def _announced(facts: dict[str, Any], grpc_at: str, *, as_json: bool) -> str:
+    """What is printed once a gateway listens."""
+    if as_json:
+        return json.dumps({**facts, "grpc": grpc_at} if grpc_at else facts)
+    where = f"{facts['url']}, gRPC at {grpc_at}" if grpc_at else facts["url"]
+    return f"gateway {facts['gateway']} at {where}, joining {facts['join']}"
 
 
 def _check_join(join: str, token_file: Path | None, certificate: Path | None) -> None:
