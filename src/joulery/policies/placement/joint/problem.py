@@ -201,6 +201,7 @@ class JointRequest:
         objective: What is minimised.
         power_cap_w: Watts of all GPUs and hosts, at most; None for no cap.
         alone: Whether every instance has a GPU to itself.
+        carbon_cap_g_per_hour: Grams an hour that the watts of the cap are worth, where grams are what is capped.
     """
 
     services: tuple[JointService, ...]
@@ -209,6 +210,14 @@ class JointRequest:
     objective: PlanObjective
     power_cap_w: float | None = None
     alone: bool = False
+    carbon_cap_g_per_hour: float | None = None
+
+    @property
+    def cap_text(self) -> str:
+        """The cap in words."""
+        if self.carbon_cap_g_per_hour is None:
+            return f"power cap of {self.power_cap_w:g} W"
+        return f"carbon cap of {self.carbon_cap_g_per_hour:g} g/h ({self.power_cap_w:.4g} W of GPUs and hosts)"
 
 
 @dataclass(frozen=True, slots=True)
