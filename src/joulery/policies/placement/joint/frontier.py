@@ -127,18 +127,24 @@ def _zones(table: ErrorTable, loads: Sequence[float], prices: Sequence[float], e
     found: list[_Zone] = []
     first = 0.0
     while len(found) < _AT_ONCE:
-        weight, low, high, at = _heaviest(table.edges, ratios, effort)
-        if weight <= 0 or weight < _LIGHT * first:
+        zone = _heaviest(table.edges, ratios, loads, effort)
+        if zone is None or zone.weight < _LIGHT * first:
             break
-        first = max(first, weight)
-        load = _between(float(table.edges[low]), float(table.edges[high]), loads, effort.narrowest_ratio)
-        middle = int(np.searchsorted(table.edges, load, side="right")) - 1
-        off = ratios[middle] > effort.error_ratio
-        begin = at - int(np.argmin(off[at::-1])) + 1 if not off[: at + 1].all() else 0
-        end = at + int(np.argmin(off[at:])) - 1 if not off[at:].all() else len(prices) - 1
-        found.append(_Zone(load, (prices[begin], prices[end])))
-        ratios[low:high, begin : end + 1] = -math.inf
+        first = max(first, zone.weight)
+        found.append(_Zone(zone.load, (prices[zone.begin], prices[zone.end])))
+        ratios[zone.low : zone.high, zone.begin : zone.end + 1] = -math.inf
     return found
+
+
+class _Found(NamedTuple):
+    """A zone by its first and last edge and price, their indices; its middle, and what it adds to the errors."""
+
+    weight: float
+    load: float
+    low: int
+    high: int
+    begin: int
+    end: int
 
 
 def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: float) -> float:
@@ -151,18 +157,27 @@ def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: f
     return math.sqrt(begin * end)
 
 
-def _heaviest(edges: FloatArray, ratios: FloatArray, effort: EnvelopeEffort) -> tuple[float, int, int, int]:
-    """The zone that adds most: what it adds, its first and last edge, and the price, by their indices."""
-    best = (0.0, 0, 0, 0)
-    widths = np.diff(edges)
+def _heaviest(edges: FloatArray, ratios: FloatArray, loads: Sequence[float], effort: EnvelopeEffort) -> _Found | None:
+    """The zone that adds most to the errors of look-ups, over its loads and the prices off in the middle of it."""
+    off = ratios > effort.error_ratio
+    adds = np.where(off, np.minimum(ratios, _FAR), 0.0) * np.diff(edges)[:, None]
+    below = np.pad(adds, ((1, 0), (1, 0))).cumsum(axis=0).cumsum(axis=1)
+    best: _Found | None = None
     for at in range(ratios.shape[1]):
-        off = np.concatenate([[False], ratios[:, at] > effort.error_ratio, [False]])
-        begins, ends = np.flatnonzero(off[1:] & ~off[:-1]), np.flatnonzero(off[:-1] & ~off[1:])
-        adds = np.concatenate([[0.0], np.cumsum(widths * np.minimum(np.where(off[1:-1], ratios[:, at], 0.0), _FAR))])
-        for low, high in zip(begins.tolist(), ends.tolist(), strict=True):
-            weight = float(adds[high] - adds[low])
-            if weight > best[0] and edges[high] > edges[low] * (1 + effort.narrowest_ratio):
-                best = (weight, low, high, at)
+        turns = np.flatnonzero(np.diff(np.concatenate([[False], off[:, at], [False]]).astype(np.int8)))
+        for low, high in zip(turns[::2].tolist(), turns[1::2].tolist(), strict=True):
+            if edges[high] <= edges[low] * (1 + effort.narrowest_ratio):
+                continue
+            middle = math.sqrt(edges[low] * edges[high])
+            here = off[int(np.searchsorted(edges, middle, side="right")) - 1]
+            others = np.flatnonzero(~here)
+            side = int(np.searchsorted(others, at))
+            begin = int(others[side - 1]) + 1 if side > 0 else 0
+            end = int(others[side]) - 1 if side < len(others) else len(here) - 1
+            weight = below[high, end + 1] - below[low, end + 1] - below[high, begin] + below[low, begin]
+            if best is None or weight > best.weight:
+                load = _between(float(edges[low]), float(edges[high]), loads, effort.narrowest_ratio)
+                best = _Found(float(weight), load, low, high, begin, end)
     return best
 
 
