@@ -110,7 +110,7 @@ async def test_boost_orders_our_queue_and_an_engines_own(tmp_path):
     [
         ("order: {kind: fcfs}", "order: {grace: 3 s}", "one priority number"),
         ("order: {kind: fcfs}", "order: {kind: boost}", "boost needs a decay"),
-        ("order: {kind: fcfs}", "order: {decay: 2 min}", "only boost has a decay"),
+        ("order: {kind: fcfs}", "order: {decay: 2 min}", "only boost and rerank have a decay"),
         ("order: {kind: fcfs}", "order: {kind: boost, decay: 2 min, aging: 0.1}", "neither aging nor grace"),
         ("log: near.jsonl", "log: near.parquet", "a name ending in .jsonl"),
         ("name: far", "name: near", "names must differ"),
