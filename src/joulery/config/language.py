@@ -77,7 +77,7 @@ class OrderConfig(Section):
     """The order of queued requests."""
 
     kind: Literal["ssjf", "fcfs", "boost", "rerank"] = "ssjf"
-    """Shortest predicted first; first come, first served; arrival less a head start; the same, revised while writing."""
+    """Shortest predicted first; first come, first served; arrival less a head start; that, revised as answers grow."""
     aging_ratio: Annotated[float, Field(alias="aging", ge=0, le=1e6, allow_inf_nan=False)] = 0.02
     """Predicted seconds forgiven per second of waiting; 0 for none, a large value for first come, first served."""
     grace_s: SecondsOrZero = Field(alias="grace", default=0.0)

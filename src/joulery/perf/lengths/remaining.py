@@ -59,18 +59,18 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, lengths: npt.ArrayLike) -> LengthDistribution:
-        """The distribution of observed lengths, reduced to at most 256 points of equal weight, the longest among them.
+        """The distribution of observed lengths, reduced to at most 256 points, the longest among them.
 
         Raises:
             DataError: There are none, or one is not above 0.
         """
         values = np.sort(np.asarray(lengths, np.float64))
-        if len(values) > _MOST_POINTS:
-            parts = np.array_split(values[:-1], _MOST_POINTS - 1)
-            values = np.array([*(part.mean() for part in parts), values[-1]])
         if not len(values):
             raise DataError("a distribution of lengths needs at least one")
-        return cls(values.tolist())
+        if len(values) <= _MOST_POINTS:
+            return cls(values.tolist())
+        parts = [*np.array_split(values[:-1], _MOST_POINTS - 1), values[-1:]]
+        return cls([float(part.mean()) for part in parts], [float(len(part)) for part in parts])
 
     def remaining(self, made: float = 0.0, limit: float | None = None) -> float:
         """Expected length still to come once ``made`` is there, of an answer that ends at ``limit`` at the latest.
