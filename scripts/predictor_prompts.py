@@ -68,7 +68,7 @@ FORMS = (
     "Rewrite in the passive voice: {who} wrote a book about {t}.",
     "Who is most affected by {t}? Keep it to one line.",
     "Write a slogan for a company in {city} that deals with {t}.",
-    "What does it mean when somebody says '{t} is not for everyone'?",
+    "What does it mean when people say '{t} is not for everyone'?",
     "Summarize in at most {n} words: {passage}",
     "Correct all mistakes: 'she dont knows nothing of {t} and has never went to {city}'.",
     "What is a good question to ask a {job} about {t}?",

@@ -6,7 +6,7 @@ one about to end comes forward. It is interrupted only for a request that would 
 ``switch_ratio`` times as long as expected, because changing over costs time and expectations vary with every token.
 
 With exact lengths, no aging and ``switch_ratio`` 1 this is shortest remaining processing time first (Schrage, 1968);
-where lengths are exponential and nothing tells requests apart, first come first served. A key is the arrival less a
+where lengths are exponential and nothing sets requests apart, first come first served. A key is the arrival less a
 head start under Boost, so a request that arrives later than the largest head start never overtakes.
 """
 

@@ -62,7 +62,7 @@ def answered(llm, prompt, **fields):
 
 
 async def steps(engine, count):
-    """So many tokens more, of whoever runs."""
+    """So many tokens more, of the request that runs."""
     wanted = len(engine.written) + count
     for _ in range(count):
         engine.step.release()
