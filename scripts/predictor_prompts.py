@@ -30,7 +30,7 @@ LANGUAGES = ("Spanish", "German", "Italian", "Portuguese", "Dutch", "Polish")
 CODE = ("Python", "JavaScript", "Java", "C++", "Rust", "Go", "SQL", "Bash")
 PASSAGES = (
     "The old harbour was closed in 1987 after the new one had opened further east. Since then the quays have been used "
-    "for markets, concerts and, in hard winters, for skating.",
+    "for markets, concerts and, in hard winters, for sledging.",
     "Our team measured the water of twelve lakes over three summers. Nine of them were warmer than a decade before; in "
     "two the number of fish had halved.",
     "The parcel was sent on Monday, reached the depot on Wednesday and was then returned because the street name was "

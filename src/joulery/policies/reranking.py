@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from joulery.domain.errors import ConfigError
 from joulery.policies.ordering import Aging
 
-DECAY_ANSWERS = 50.0
+DECAY_ANSWERS = 40.0
 """Decay of Boost in mean answers, where none is stated."""
 
 
@@ -26,7 +26,7 @@ class Reranking:
     """Ranks waiting and running requests by their expected remainders.
 
     Attributes:
-        aging: How waiting is rewarded, without a grace; None for Boost with a decay of 50 mean answers.
+        aging: How waiting is rewarded, without a grace; None for Boost with a decay of 40 mean answers.
         switch_ratio: Factor on the remainder of a waiting request that has to outrank a running one, >= 1.
     """
 

@@ -45,6 +45,11 @@ def test_many_observations_are_reduced_and_keep_mean_and_longest() -> None:
     assert distribution.remaining(observed.max()) == observed.max(), "beyond the longest: as much again"
 
 
+def test_many_equal_observations_are_no_matter() -> None:
+    observed = np.concatenate([np.linspace(0.1, 40.9, 900), np.full(5000, 40.96)])
+    assert LengthDistribution.of(observed).remaining() == pytest.approx(observed.mean(), rel=0.01)
+
+
 def test_a_calibration_needs_answers_of_a_kind_or_of_any() -> None:
     calibration = RatioCalibration()
     for _ in range(FEW - 1):

@@ -70,7 +70,8 @@ class LengthDistribution:
         if len(values) <= _MOST_POINTS:
             return cls(values.tolist())
         parts = [*np.array_split(values[:-1], _MOST_POINTS - 1), values[-1:]]
-        return cls([float(part.mean()) for part in parts], [float(len(part)) for part in parts])
+        means = np.maximum.accumulate([float(part.mean()) for part in parts])  # of equal lengths rounding may step back
+        return cls(means.tolist(), [float(len(part)) for part in parts])
 
     def remaining(self, made: float = 0.0, limit: float | None = None) -> float:
         """Expected length still to come once ``made`` is there, of an answer that ends at ``limit`` at the latest.

@@ -60,6 +60,9 @@ class _Server:
         """Whether a waiting job takes the place of the running one."""
         if not self.waiting:
             return False
+        running_s = self.policy.key_s(self.aging, self.arrival_s[job], self.remaining_s(job))
+        if running_s <= self.waiting[0][0]:
+            return False  # what has to outrank it does so for no factor, if not as it is
         best = self.waiting[0][1]
         waiting, running = (self.arrival_s[best], self.remaining_s(best)), (self.arrival_s[job], self.remaining_s(job))
         return self.policy.interrupts(self.aging, waiting, running)
