@@ -182,6 +182,7 @@ class OrderingScenario(Section):
         "ssjf",
         "ssjf-delayed",
         "boost",
+        "rerank",
         "oracle",
     )
     """What is compared; differences are taken against the first."""

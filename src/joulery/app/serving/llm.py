@@ -29,6 +29,7 @@ from joulery.domain.serving.generation import GenerationRequest, LLMEngine
 from joulery.domain.serving.service import Slo
 from joulery.policies.language_family import LanguageFamilyPolicy
 from joulery.policies.ordering import Aging
+from joulery.policies.reranking import Reranking
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.length_prediction import Forecaster
@@ -194,10 +195,17 @@ def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
 
 
 def _aging(order: OrderConfig) -> Aging | None:
-    """How an order rewards waiting; None for first come, first served."""
-    if order.kind == "fcfs":
+    """How an order rewards waiting; None for first come, first served, and for one that is revised."""
+    if order.kind in ("fcfs", "rerank"):
         return None
     return Aging(order.aging_ratio, order.grace_s) if order.decay_s is None else Aging.boost(order.decay_s)
+
+
+def _reranking(order: OrderConfig) -> Reranking | None:
+    """How an order is revised while answers are written; None for one that stays."""
+    if order.kind != "rerank":
+        return None
+    return Reranking(None if order.decay_s is None else Aging.boost(order.decay_s))
 
 
 def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
@@ -214,6 +222,7 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
     settings = LLMSettings(
         max_num_seqs=config.engine.max_num_seqs,
         aging=_aging(config.order),
+        reranking=_reranking(config.order),
         queue=config.queue,
         deadline_s=config.deadline_s,
         retries=_OWN_RETRIES if own else 0,
