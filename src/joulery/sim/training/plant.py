@@ -90,8 +90,9 @@ class Cluster:
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: The schedulers' forecast of intensity; None for the truth. The present hour is known.
         silent: No job reports progress.
-        learning_s: How long jobs run at full power before their limit is known, s: those that never ran, and those that
-            go on; each float64[kinds], infinite where the kind has no limit. None where limits are known at once.
+        learning_s: How long jobs run at full power before they are limited, s: the first of a kind on so many GPUs, and
+            those after it; each float64[kinds], infinite where the kind has no limit. None where limits are known at
+            once.
         placed: Whether a job needs nodes with room for it; otherwise any free GPUs will do.
         groups: Its groups of nodes where they differ; ``nodes`` and ``node`` then say nothing, and ``table`` has the
             rows of one group after those of another.
@@ -137,6 +138,7 @@ class Plant:
         self.row, self.others = jobs.kind.copy(), ()
         self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
         self.lifted, self.full_power = [False] * n, False
+        self.searched: set[tuple[int, int]] = set()
         self.gpus_of = np.zeros(n, np.int64)
         self.left_s = jobs.work_s.copy()
         self.since_s, self.since_integral = np.zeros(n), np.zeros(n)  # seconds, and the intensity's integral then
@@ -291,7 +293,10 @@ class Plant:
     def _learning_s(self, job: int) -> float:
         """How long a job that starts now runs at full power; 0 where its limit is known."""
         learning_s = self.cluster.learning_s
-        return 0.0 if learning_s is None else float(learning_s[int(self.executed_s[job] > 0)][self.row[job]])
+        if learning_s is None:
+            return 0.0
+        row = int(self.row[job])
+        return float(learning_s[(row, int(self.gpus_of[job])) in self.searched][row])
 
     def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
         """A job's power limit is learned: from now on it runs under it."""
@@ -299,6 +304,7 @@ class Plant:
         if version != self.version[job]:
             return
         kind, gpus = int(self.row[job]), int(self.gpus_of[job])
+        self.searched.add((kind, gpus))
         self._account(now_s, job)
         self.lifted[job] = False
         self.power_w += float(self.tables[0].job_w[kind, gpus] - self.tables[1].job_w[kind, gpus])
@@ -420,6 +426,7 @@ class Plant:
         start_s = math.floor(now_s / self.cluster.window_s) * self.cluster.window_s
         ahead = carbon if self.cluster.belief is None else self.cluster.belief
         deadlines = self.jobs.deadline_s
+        lifted = np.array([self.lifted[number] for number in job.tolist()], np.bool_)
         return ClusterView(
             now_s=now_s,
             gpus=self.cluster.gpus,
@@ -445,6 +452,7 @@ class Plant:
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
             ended_gpu_s=np.array(self.ended_s, np.float64),
+            job_w=np.where(measured & ~lifted, table.job_w[self.row[job], gpus], np.nan),
         )
 
     def _act(self, now_s: float, decision: Decision) -> None:

@@ -44,6 +44,8 @@ from joulery.sim.training.plant import Cluster, Jobs, Watch
 _PRESET_BAR = 0.9
 _CAP = 8
 _LIFT_AFTER_S = 2 * 86_400.0
+_LOOK_S = 2.0
+"""How often an agent looks at a job: the site file's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _learned(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[Job
 
 def _lean(kind: str, about: str) -> Scheme:
     """A scheme that can be run: its jobs learn their limits while they run, within the bound on their slowdown."""
-    tuner = PowerLimitTuner(eta=LEAN_ETA[kind])
+    tuner = PowerLimitTuner(eta=LEAN_ETA[kind], period_s=_LOOK_S)
     return Scheme(
         f"{about}, power limits learned by each job, idle nodes suspended",
         lambda t, j, c: Green(**LEAN[kind]),
