@@ -144,6 +144,8 @@ class Green:
             raise ConfigError("oldest_share is a share of the GPUs", got=str(self.oldest_share), expected="0 to 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
+        if self.price_ratio is not None and not 0 <= self.price_ratio < float("inf"):
+            raise ConfigError("a price is at least 0", pointer="price_ratio", got=str(self.price_ratio))
         if self.delay_ratio is not None and not self.delay_ratio >= 0:
             raise ConfigError("a delay has no negative price", pointer="delay_ratio", got=str(self.delay_ratio))
         for knob, least in _LEAST_OF:
@@ -332,7 +334,7 @@ class Green:
             if row in fixed:
                 continue
             least = 1 if view.min_gpus is None else int(view.min_gpus[row])
-            wide = widths.newcomer(int(view.kind[row]), int(view.max_gpus[row]), least).gpus
+            wide = widths.wanted(int(view.kind[row]), int(view.max_gpus[row]), least, float(view.executed_s[row]))
             if 0 < wide - running <= room:
                 jobs[int(view.job[row])] = replace(known, gpus=wide)
                 room -= wide - running
@@ -424,7 +426,7 @@ def green_paper(**changes: object) -> Green:
 LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "swift": MappingProxyType({"gamma_low": 0.75, "cap": 8}),
-        "lean": MappingProxyType({"gamma_low": 0.85, "gamma_from": 0.8, "cap": 8}),
+        "lean": MappingProxyType({"gamma_low": 0.85, "gamma_from": 0.8, "cap": 8, "price_ratio": 0.17}),
         "frugal": MappingProxyType({}),
     }
 )

@@ -26,6 +26,8 @@ Points = Mapping[int, Mapping[int, float]]
 NO_POINTS: Points = MappingProxyType({})
 _TRIED_RATIO = 1.3
 """A kind is tried no wider where its last number costs more than this times its least."""
+_KEPT_NARROW_S = 4 * 3600.0
+"""From this run time on the hour does not keep a job narrow: the longest jobs would take longest."""
 _CHANGED = 0.01
 _NEW_WEIGHT = 0.125
 """Weight of a job's power in that of its kind."""
@@ -99,7 +101,8 @@ class JobWidths:
         most = max(least, min(most, self.cap))
         if self.prices is not None and (costs := self._costs(kind, least, most, self.prices)):
             untried = self._untried(kind, least, most)
-            if untried is None or kind in self.trying or remaining_s / known.gpus < 2.0 * restart_s:
+            tried_now = kind in self.trying and len(costs) > 1  # every job may be the first to grow
+            if untried is None or tried_now or remaining_s / known.gpus < 2.0 * restart_s:
                 return replace(known, upper=False, gpus=min(costs, key=lambda n: (costs[n], n)))
             self.trying.add(kind)
             return replace(known, gpus=untried)
@@ -122,6 +125,12 @@ class JobWidths:
         if self.node_gpus is None or gpus <= self.node_gpus:
             return gpus - 1
         return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
+
+    def wanted(self, kind: int, most: int, least: int, executed_s: float) -> int:
+        """The number of GPUs for a settled job; a dirty hour does not keep a long job narrow."""
+        if self.prices is not None and self.prices.hour_ratio < 1 and executed_s >= _KEPT_NARROW_S:
+            return replace(self, prices=replace(self.prices, hour_ratio=1.0)).newcomer(kind, most, least).gpus
+        return self.newcomer(kind, most, least).gpus
 
     def _costs(self, kind: int, least: int, most: int, prices: Prices | None) -> dict[int, float]:
         """Cost of work on each number of GPUs that was measured; none for kinds that were not."""
