@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED = ROOT / "runs/pytest/v/cache/lastfailed"
 """Where ``.ci/run`` has pytest keep it: other runs beside it have their own."""
-STARTS_PROGRAMS = ("tests/e2e/", "tests/contract/")
+STARTS_PROGRAMS = ("tests/e2e/", "tests/contract/", "tests/docs/test_commands.py::test_the_commands_of_a_page_run[")
 MOST = 4
 FLOOR = "90"
 

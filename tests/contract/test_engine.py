@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ def made(name: str, folder: str) -> Engine:
     if name == "embedded":
         return LocalEngine(LocalSettings(deadline_s=20.0))
     from joulery.adapters.engines.ray_serve.cluster import RayPlace
-    from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
+    from joulery.adapters.engines.ray_serve.engine import RayServeEngine
+    from joulery.adapters.engines.ray_serve.settings import RaySettings
 
     return RayServeEngine(RaySettings(place=RayPlace(cpus=2, temp_dir=folder), deadline_s=20.0))
 
@@ -208,10 +210,22 @@ def test_a_target_that_cannot_be_leaves_the_old_set_serving(house: House) -> Non
         assert (await ask(engine, x=ONES)).variant == "a"
         assert [(view.spec.variant, view.pid) for view in engine.replicas()] == [("a", pid)]
         if house.name == "ray":
-            with pytest.raises(CapabilityError, match="one request at a time"):
-                await engine.apply([ReplicaSpec("toy", "v", TWO, toy("who").model, batch=4)])
+            with pytest.raises(CapabilityError, match="bound to no core"):
+                await engine.apply([ReplicaSpec("toy", "v", TWO, toy("who").model, standby=True)])
 
     house.run(work, toy("who", variant="a"))
+
+
+def test_requests_that_wait_are_answered_together(house: House) -> None:
+    async def work(engine: Engine) -> None:
+        asked = [
+            asyncio.ensure_future(ask(engine, x=np.full((1, 2), float(number), np.float32))) for number in range(9)
+        ]
+        answers = await asyncio.gather(*asked)
+        assert [answer.outputs["y"].tolist() for answer in answers] == [[[2.0 * n, 2.0 * n]] for n in range(9)]
+        assert sorted(answer.batch for answer in answers) == [1, *[4] * 8]
+
+    house.run(work, replace(toy("double"), batch=4))
 
 
 def test_a_replica_that_is_killed_comes_back_and_its_request_is_tried_again(house: House) -> None:

@@ -174,5 +174,5 @@ def check_answers(client: Client, servers: dict[str, Upstream]) -> None:
             assert done[value] >= 1
         else:
             assert int(answer.headers["retry-after"]) >= 1
-    twice = [value for value, count in done.items() if count > 1]
+    twice = [value for value in client.answers if done[value] > 1]  # others are questions of the gateway's own
     assert len(twice) <= 2 * len(SECONDS), "only what a dying server had, in each of its slots"

@@ -71,3 +71,17 @@ class Sum:
         while time.process_time() < end_s:
             pass
         return {"y": np.sum(inputs["x"], axis=-1)}
+
+
+class Double:
+    """Doubles what it gets, as tests.fakes.open_inference_server does, with CPU time of this machine."""
+
+    inputs = (("x", "FP32", (-1, 2)),)
+    outputs = (("y", "FP32", (-1, 2)),)
+
+    def __init__(self, busy_s: float) -> None:
+        self._sum = Sum(busy_s)
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self._sum(inputs)
+        return {"y": 2 * inputs["x"]}

@@ -157,15 +157,15 @@ class FamilyConfig(Section):
 
     @model_validator(mode="after")
     def _here_or_there(self) -> FamilyConfig:
-        """The models run on this machine or on other servers, and all upstreams say their power or none does."""
+        """All upstreams say their power or none does; beside models of this machine all do."""
         upstreams = [one.model for one in self.variants if isinstance(one.model, OpenInferenceModel)]
-        if 0 < len(upstreams) < len(self.variants):
-            at = next(index for index, one in enumerate(self.variants) if not isinstance(one.model, OpenInferenceModel))
-            raise problem(
-                "runs on this machine, other variants of the service on other servers",
-                hint="serve it with the same protocol, such as joulery serve --model",
-                at=("variants", at, "model"),
-            )
+        for index, one in enumerate(self.variants if self.is_mixed else ()):
+            if isinstance(one.model, OpenInferenceModel) and one.model.power_w is None:
+                raise problem(
+                    "other variants of the service run on this machine, whose meters cannot tell this server's joules",
+                    expected="power: watts above idle of one request while the server answers it, such as 60 W",
+                    at=("variants", index, "model"),
+                )
         if 0 < sum(one.power_w is None for one in upstreams) < len(upstreams):
             raise problem("say the power of every upstream, or of none", at=("variants",))
         if any(one.power_w == 0 for one in upstreams):
@@ -174,8 +174,13 @@ class FamilyConfig(Section):
 
     @property
     def is_upstream(self) -> bool:
-        """Whether the models are on other servers."""
-        return isinstance(self.variants[0].model, OpenInferenceModel)
+        """Whether some of the models are on other servers."""
+        return any(isinstance(one.model, OpenInferenceModel) for one in self.variants)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the models are on other servers, and some run on this machine."""
+        return self.is_upstream and not all(isinstance(one.model, OpenInferenceModel) for one in self.variants)
 
     def as_family(self, name: str) -> ModelFamily:
         """The noun."""
@@ -311,7 +316,11 @@ class ServiceConfig(Section):
     spot: bool = False
     """For joulery plan: whether it may be on GPUs that their owner can withdraw (market spot of fleet.prices)."""
     minimum_replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """For joulery plan: at least so many replicas, such as 2 with plan.failure_domain."""
+    """At least so many replicas, such as 2 with plan.failure_domain: in plans, and in every layout that a policy tries
+    or runs here."""
+    maximum_replicas: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """At most so many replicas in every layout that a policy tries or runs here; as many as there are slices when left
+    out."""
     profile: InputFile | None = None
     """What joulery profile wrote; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
@@ -371,6 +380,7 @@ class ServiceConfig(Section):
             return self
         if self.concurrency is not None and not self.family.is_upstream:
             raise problem("is for models on other servers", hint="leave it out", at=("concurrency",))
+        self._replicas_can_be_kept()
         best = max(variant.accuracy_ratio for variant in self.family.variants)
         if self.minimum_accuracy_ratio > best:
             raise problem("no variant is as accurate as that", expected=f"at most {best:.4g}", at=("minimum_accuracy",))
@@ -383,6 +393,20 @@ class ServiceConfig(Section):
             raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
         self._split_can_be_met()
         return self
+
+    def _replicas_can_be_kept(self) -> None:
+        most, least = self.maximum_replicas, self.minimum_replicas
+        if most is not None and most < least:
+            raise problem("is below minimum_replicas", expected=f"at least {least}", at=("maximum_replicas",))
+        if most is not None and self.family.is_upstream:
+            raise problem("is for replicas that joulery starts", hint="set concurrency", at=("maximum_replicas",))
+        slices = None if self.cpu is None else self.cpu.slices
+        if slices is not None and not least <= len(slices) <= (most or len(slices)):
+            at = "minimum_replicas" if len(slices) < least else "maximum_replicas"
+            raise problem(f"cpu.slices are {len(slices)}, and each is a replica's", hint="leave one out", at=(at,))
+        parks = isinstance(self.policy, CloverPolicy) and self.policy.consolidate
+        if least > 1 and parks:
+            raise problem("ends replicas, and minimum_replicas keeps them", at=("policy", "consolidate"))
 
     def _batches_can_be_formed(self) -> None:
         if self.max_batch == 1 and self.batch_delay_s > 0:

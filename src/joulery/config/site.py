@@ -89,7 +89,6 @@ class Site(Section):
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         self._pods_fit()
         self._splits_can_be_kept()
-        self._batches_can_be_formed()
         self._families_have_their_models()
         self._clusters_are_apart()
         return self
@@ -123,17 +122,6 @@ class Site(Section):
                     known = ", ".join(models) or "nothing there yet"
                     at = ("language_families", number, "variants", index, "model")
                     raise problem("is not listed under language_models", expected=known, at=at)
-
-    def _batches_can_be_formed(self) -> None:
-        """The embedded engine forms batches; replicas on Ray answer one request at a time."""
-        for number, service in enumerate(self.services):
-            if service.max_batch > 1 and isinstance(self.serving.engine, RayEngine):
-                hint = "serving: {engine: {kind: embedded}}; or leave max_batch out"
-                raise problem(
-                    "batches are formed by the embedded engine, not on Ray",
-                    hint=hint,
-                    at=("services", number, "max_batch"),
-                )
 
     def _splits_can_be_kept(self) -> None:
         """Requests are steered in mode act alone, and by the engines that load several variants in a replica."""

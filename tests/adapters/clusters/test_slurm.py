@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,32 @@ def test_tasks_of_an_array_are_named_one_by_one_and_never_by_the_number_of_all()
     assert seen == {7: (3, True), 8: (1, True), 9: (1, True), 10: (1, True)}, seen
     cluster.apply(Start(9, 1))
     assert slurm.commands[-2] == ("scontrol", "release", "7_3")
+
+
+def test_the_rank_that_joulery_set_is_no_part_of_slurms_own_priority() -> None:
+    """A job that squeue showed as waiting began before sprio was asked: squeue's priority has our rank in it."""
+    slurm = FakeSlurm()
+    slurm.submit(1, priority=10_500, site_factor=10_000)
+    slurm.submit(2, priority=10_500, site_factor=10_000)
+    assert [job.priority for job in backend(slurm).snapshot().jobs] == [500.0, 500.0]
+
+    def meanwhile(command: Any) -> Done:
+        if command[0] == "sprio":
+            slurm.jobs[1]["job_state"] = "RUNNING"
+            slurm.jobs[2]["job_state"] = "RUNNING"
+        return slurm(command)
+
+    seen = SlurmBackend(meanwhile, SlurmScope()).snapshot().jobs
+    assert [job.state for job in seen] == [JobState.WAITING] * 2
+    assert all(math.isnan(job.priority) for job in seen)
+
+
+def test_without_multifactor_priority_the_priority_that_squeue_prints_counts() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, priority=7)
+    refused = Done(1, "", "You are not running a supported priority plugin\n(priority/basic).")
+    (job,) = SlurmBackend(lambda words: refused if words[0] == "sprio" else slurm(words), SlurmScope()).snapshot().jobs
+    assert job.priority == 7.0
 
 
 def test_components_of_a_heterogeneous_job_are_one_job_named_by_the_first() -> None:

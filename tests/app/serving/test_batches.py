@@ -137,7 +137,6 @@ def test_a_request_occupies_its_part_of_a_batch():
         ("max_batch: 8", "max_batch: 0", "must be at least 1"),
         ("max_batch: 8", "batch_delay: 1 ms", "max_batch allows none"),
         ("max_batch: 8", "max_batch: 8\n    batch_delay: 1 s", "not below the SLO's latency"),
-        ("serving: {", "serving: {engine: {kind: ray}, ", "not on Ray"),
         (
             "policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}",
             "policy: {kind: split, shares: {small: 100 %}}",

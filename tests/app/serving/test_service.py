@@ -267,7 +267,7 @@ def test_upstreams_get_slots_and_no_cores(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"small": "{kind: python, target: 'm:f'}"}, "runs on this machine"),
+        ({"small": "{kind: python, target: 'm:f'}"}, "meters cannot tell this server"),
         ({"small": THERE.format(host="b", power=", power: 10 W")}, "power of every upstream"),
         ({"small": "{kind: open_inference, url: 'b:8000/net'}"}, "url"),
         (

@@ -54,7 +54,7 @@ def ticker(services=("sums",), **options) -> Ticker:
 
 
 def running(name: str) -> SimpleNamespace:
-    setup = SimpleNamespace(owner="me", slo=Slo(0.1))
+    setup = SimpleNamespace(owner="me", models={}, slo=Slo(0.1))
     return SimpleNamespace(name=name, setup=setup, base_energy_j=0.5, accuracy_ratio={"small": 0.75, "large": 0.8})
 
 

@@ -149,7 +149,7 @@ class SlurmBackend:
         for found in parts.values():
             record, job = found[0]
             waits = job.state is JobState.WAITING and not record.held
-            points = own_priority.get(job.id, math.nan if own_priority else float(record.priority))
+            points = float(record.priority) if own_priority is None else own_priority.get(job.id, math.nan)
             found[0] = record, replace(job, priority=points if waits else math.nan)
         self._seen = {found[0][1].id: [record for record, _ in found] for found in parts.values()}
         return [as_one([job for _, job in found]) for found in parts.values()]
@@ -327,12 +327,15 @@ class SlurmBackend:
             raise CapabilityError(f"squeue failed: {done.said}", resource="squeue")
         return parse_table(done.out)
 
-    def _priorities(self) -> dict[int, float]:
+    def _priorities(self) -> dict[int, float] | None:
         """Slurm's own priority of each waiting job that is not held: without the part that joulery set.
 
-        Nothing where Slurm has no multifactor priority: the priority that squeue prints counts there.
+        A job that squeue showed as waiting may have begun meanwhile. It is not here, and the priority that squeue
+        printed contains joulery's part. None where Slurm has no multifactor priority: there it contains none.
         """
         done = self._run(command("priorities"))
+        if "supported priority plugin" in done.err:
+            return None
         found: dict[int, float] = {}
         for line in done.out.splitlines() if done.code == 0 else ():
             number, _, points = line.strip().partition("|")

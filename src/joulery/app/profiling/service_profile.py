@@ -20,7 +20,7 @@ import orjson
 from joulery.accounting.load_line import cpu_channels, gpu_channels, gpu_points, power_points
 from joulery.accounting.steps import power_steps
 from joulery.app.profiling.inputs import inputs_for
-from joulery.app.profiling.upstreams import upstream_profile
+from joulery.app.profiling.upstreams import mixed_profile, upstream_profile
 from joulery.app.wiring.engine import local_engine, upstream_engine
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, DataError
@@ -148,8 +148,12 @@ async def measure_profile(
     with tempfile.TemporaryDirectory(prefix="joulery-profile-") as scratch:
         samples = Path(scratch)
         with _workers_log(samples) as stderr:
-            is_upstream = any(model.kind is ModelKind.REMOTE for model in setup.models.values())
-            made = upstream_engine() if is_upstream else local_engine(cores=setup.cores, stderr=stderr, places=places)
+            remote = [model.kind is ModelKind.REMOTE for model in setup.models.values()]
+            made = (
+                upstream_engine(here=setup.beside_upstreams, stderr=stderr)
+                if any(remote)
+                else local_engine(cores=setup.cores, stderr=stderr, places=places)
+            )
             engine = SliceRecording(made)
             try:
                 sampler = await asyncio.to_thread(start_sampler, samples, meters, _PERIOD_S)
@@ -171,9 +175,10 @@ async def measure_profile(
             finally:
                 await engine.close()
         readings = read_samples(samples)
-        if is_upstream:
+        if all(remote):
             return upstream_profile(setup.models, found, readings, plan.warmup, engine.answers)
-        return _finished(setup, found, readings, plan, engine.answers)
+        profile = _finished(setup, found, readings, plan, engine.answers)
+        return mixed_profile(profile, setup.models) if any(remote) else profile
 
 
 @contextmanager

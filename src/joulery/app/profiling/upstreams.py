@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,13 +15,14 @@ from joulery.accounting.steps import power_steps
 from joulery.domain.energy.channel import Channel
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality, weakest
-from joulery.domain.serving.engine import InferResponse, ModelRef
+from joulery.domain.serving.engine import InferResponse, ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile
 from joulery.perf.power.power_line import fit_power_line
 from joulery.runtime.profiling.slices import MeasuredSlice, digest, machine
 from joulery.store.run.readings import RunReadings
 
 _BIN_S = 0.25
+_STATED = "stated in the site file"
 
 
 def upstream_profile(
@@ -44,7 +46,7 @@ def upstream_profile(
     """
     stated = {name: power_w for name, model in models.items() if (power_w := stated_w(model)) is not None}
     if stated:
-        watts, quality, meter, band_ratio = stated, Quality.ASSUMED, "stated in the site file", 0.0
+        watts, quality, meter, band_ratio = stated, Quality.ASSUMED, _STATED, 0.0
         idle_w = math.nan
     else:
         channels = seen_by(trace.channel for trace in readings.traces)
@@ -66,6 +68,36 @@ def upstream_profile(
         warmup=warmup,
         models={name: digest(model) for name, model in models.items()},
     )
+
+
+def mixed_profile(local: Profile, models: Mapping[str, ModelRef]) -> Profile:
+    """A profile of variants some of which are on other servers, from one whose watts are those of a busy core.
+
+    A model of this machine is charged its CPU seconds at the watts of a busy core, which the meters say; an upstream
+    the seconds of its slot at the watts that are stated.
+
+    Args:
+        local: The profile with the watts of a busy core for all.
+        models: Each variant's model; upstreams state their watts.
+
+    Raises:
+        DataError: An upstream states none.
+    """
+    entries = []
+    for entry in local.entries:
+        model = models[entry.variant]
+        if model.kind is not ModelKind.REMOTE:
+            entries.append(replace(entry, quality=local.quality))
+            continue
+        power_w = stated_w(model)
+        if power_w is None:
+            raise DataError(
+                f"the meters of this machine cannot tell the joules of {entry.variant}, which is on another server",
+                hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+            )
+        entries.append(replace(entry, active_w=power_w, quality=Quality.ASSUMED))
+    quality, meter = weakest((local.quality, Quality.ASSUMED)), f"{local.meter} here, {_STATED} elsewhere"
+    return replace(local, entries=tuple(entries), quality=quality, meter=meter)
 
 
 def stated_w(model: ModelRef) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from joulery.app.profiling.joining import JoiningTimes, live_ratio, with_joined
 from joulery.app.serving.joined_answers import JoinedAnswers
 from joulery.app.serving.service import free_memory_bytes, kept_loaded, objectives_from_config
-from joulery.app.serving.split import with_former
+from joulery.app.serving.split import check_places, with_former
 from joulery.app.wiring.model_refs import model_ref
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
@@ -48,9 +48,10 @@ def changes_family(one: RunningService, config: ServiceConfig, cache: Path) -> b
         cache: Where built models are kept.
 
     Raises:
-        ConfigError: The baseline's variant leaves, or a variant is another under its old name.
+        ConfigError: The baseline's variant leaves, a variant is another under its old name, or it cannot join.
     """
     assert one.chosen is not None  # a service without a policy follows a plan
+    check_places(one, config)
     now, base = {name for name, _ in one.chosen.policy.family}, base_variant(one).name
     names = {variant.name for variant in config.family.variants}
     at = f"services.{one.name}.family.variants"

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from joulery.app.serving.gateways.handle import GatewayGroup, open_gateways
+from joulery.app.serving.service import cores_beside_upstreams
 from joulery.app.wiring.engine import site_engine
 from joulery.app.wiring.grpc import grpc_server
 from joulery.config.site import Site
@@ -73,7 +74,14 @@ class GatewayHandle:
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
         """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
         upstreams = has_upstreams(site)
-        return site_engine(site.serving, cores=cores, stderr=self.workers_log, places=places, upstreams=upstreams)
+        return site_engine(
+            site.serving,
+            cores=cores,
+            stderr=self.workers_log,
+            places=places,
+            upstreams=upstreams,
+            here=cores_beside_upstreams(site),
+        )
 
     @property
     def labels(self) -> Callable[[str], Mapping[str, tuple[int, int]]]:

@@ -20,7 +20,7 @@ from joulery.config.services import (
     SplitPolicy,
 )
 from joulery.config.site import Mode, Site
-from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
@@ -59,7 +59,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     Raises:
         CapabilityError: The machine has fewer cores than asked for, or a package is missing.
         ConfigError, DataError: A model file is missing or damaged.
-        InfeasibleError: There are more layouts than can be tried.
+        InfeasibleError: There are more layouts than can be tried, or none has as many replicas as asked for.
     """
     cores, cpu = cores_of(site).get(config.name, ()), config.cpu or site.fleet.cpu
     fixed = None if cpu is None else cpu.as_slices()
@@ -72,6 +72,9 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
+    if not config.family.is_upstream:
+        partitions = within_bounds(partitions, config)
+        assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -87,11 +90,32 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         slice_assignment=assignment,
         max_batch=config.max_batch,
         batch_delay_s=config.batch_delay_s,
+        replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
 
 
+def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
+    """The partitions with as many slices as the service may have replicas.
+
+    Raises:
+        InfeasibleError: There is none.
+    """
+    least, most = config.minimum_replicas, config.maximum_replicas
+    kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))
+    if not kept:
+        sizes = sorted({len(cut) for cut in partitions})
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise InfeasibleError(
+            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be cut into "
+            f"{' or '.join(map(str, sizes))} slices only",
+            binding="number of replicas",
+            hint="change minimum_replicas or maximum_replicas, or give the service other cores or GPUs",
+        )
+    return kept
+
+
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
-    """The CPU cores of each service that runs on this machine, by name.
+    """The CPU cores of each service with models on this machine, by name.
 
     What services say under ``cpu`` comes first; the others get equal parts of what is left, the first ones the odd
     cores. Where there are more of them than cores left, each gets one core that it shares.
@@ -100,7 +124,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
         CapabilityError: The machine has fewer cores than asked for.
         ConfigError: One partition is given for all services together.
     """
-    cores, services = fleet_cores(site), [one for one in site.services if not _is_upstream(one)]
+    cores, services = fleet_cores(site), [one for one in site.services if _runs_here(one)]
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
             f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
@@ -165,9 +189,29 @@ def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
     ]
 
 
-def _is_upstream(config: ServiceConfig) -> bool:
-    """Whether its models are on other servers: it needs no cores of this machine."""
-    return config.family_config is not None and config.family_config.is_upstream
+def _runs_here(config: ServiceConfig) -> bool:
+    """Whether some of its models run on this machine: it needs cores."""
+    family = config.family_config
+    return family is None or family.is_mixed or not family.is_upstream
+
+
+def cores_beside_upstreams(site: Site) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Of each service with variants on this machine and others on servers, the cores of each replica.
+
+    One replica a core, or a slice of ``cpu.slices``.
+
+    Raises:
+        CapabilityError: The machine has fewer cores than asked for.
+    """
+    mixed = [one for one in site.services if one.family_config is not None and one.family_config.is_mixed]
+    return {one.name: _replica_cores(site, one, cores_of(site)[one.name]) for one in mixed}
+
+
+def _replica_cores(site: Site, config: ServiceConfig, cores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    cpu = config.cpu or site.fleet.cpu
+    sizes = (1,) * len(cores) if cpu is None or cpu.slices is None else cpu.slices
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return tuple(cores[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
 def _claimed(cpu: CpuConfig | None) -> int:

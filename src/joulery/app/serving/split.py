@@ -85,6 +85,7 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
     """
     chosen = one.chosen
     assert chosen is not None  # a service without a policy follows a plan
+    check_places(one, config)
     search = chosen.policy.search
     assert isinstance(search, PredictiveSearch)
     models = {variant.name: model_ref(variant.model, cache) for variant in config.family.variants}
@@ -115,6 +116,24 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
         )
     binding = replace(chosen, policy=policy, predictor=predictor, remark=remark)
     return Revision(setup, split_binding(binding, setup, shares), anew=True)
+
+
+def check_places(one: RunningService, config: ServiceConfig) -> None:
+    """Raise where a variant joins, and some variants of the service are on this machine and some on other servers.
+
+    What such a variant takes does not follow from what another one takes: it needs a profile.
+
+    Raises:
+        ConfigError: One joins.
+    """
+    joining = [variant.name for variant in config.family.variants if variant.name not in one.setup.models]
+    if joining and (config.family.is_mixed or one.setup.replica_cores):
+        raise ConfigError(
+            f"{', '.join(joining)} cannot join while {one.name} runs: some of its variants run on this machine, others "
+            "on other servers, and each needs a profile of its own",
+            pointer=f"services.{one.name}.family.variants",
+            hint="restart to profile and serve it",
+        )
 
 
 def live_times(records: Sequence[RequestRecord]) -> dict[str, Timings]:

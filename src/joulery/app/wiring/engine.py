@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from joulery.adapters.engines.embedded.engine import LocalEngine, LocalSettings
 from joulery.config.serving import RayEngine, ServingConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import ModelKind, ModelRef
+
+_ALL = 1_000_000
+"""Requests that may wait for replicas that take all they are sent."""
 
 
 def local_engine(
@@ -36,18 +39,26 @@ def site_engine(
     stderr: int | None = None,
     places: Places | None = None,
     upstreams: bool = False,
+    here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
 ) -> Engine:
     """The engine that a site file asks for; it runs nothing yet.
 
     Args:
         serving: Which, and its limits.
         upstreams: Whether its services are on other servers.
+        here: Of services with some variants on this machine and some on other servers, the cores of each replica.
         cores: The CPU cores an embedded engine may use; empty for all.
         stderr: File descriptor for what its models print; None for standard error.
         places: Hands out parts of GPUs to an embedded engine; None to run on the CPU alone.
     """
     if upstreams:
-        return upstream_engine(queue=serving.queue, deadline_s=serving.deadline_s, drain_s=serving.drain_s)
+        return upstream_engine(
+            queue=serving.queue,
+            deadline_s=serving.deadline_s,
+            drain_s=serving.drain_s,
+            here=here,
+            stderr=stderr,
+        )
     if not isinstance(serving.engine, RayEngine):
         return local_engine(
             cores=cores,
@@ -58,7 +69,8 @@ def site_engine(
             places=places,
         )
     from joulery.adapters.engines.ray_serve.cluster import RayPlace
-    from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
+    from joulery.adapters.engines.ray_serve.engine import RayServeEngine
+    from joulery.adapters.engines.ray_serve.settings import RaySettings
 
     asked = serving.engine
     return RayServeEngine(
@@ -72,14 +84,32 @@ def site_engine(
     )
 
 
-def upstream_engine(*, queue: int = 1024, deadline_s: float = 30.0, drain_s: float = 10.0) -> Engine:
+def upstream_engine(
+    *,
+    queue: int = 1024,
+    deadline_s: float = 30.0,
+    drain_s: float = 10.0,
+    here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
+    stderr: int | None = None,
+) -> Engine:
     """The engine whose models are on other servers; see
     :class:`joulery.adapters.engines.remote.upstreams.UpstreamEngine`.
+
+    Args:
+        here: Of services with some variants on this machine, the CPU cores of each replica; empty for none.
+        stderr: File descriptor for what models of this machine print; None for standard error.
     """
+    from joulery.adapters.engines.remote.beside_upstreams import LocalVariants
     from joulery.adapters.engines.remote.open_inference import OpenInferenceSettings
     from joulery.adapters.engines.remote.upstreams import UpstreamEngine
 
-    return UpstreamEngine(OpenInferenceSettings(queue, deadline_s, drain_s))
+    local = None
+    if here:
+        cores = tuple(sorted({core for groups in here.values() for group in groups for core in group}))
+        # A request waits in the service's queue: that of the replicas takes all that the slots send.
+        settings = LocalSettings(cores=cores, queue=_ALL, deadline_s=deadline_s, drain_s=drain_s, stderr=stderr)
+        local = LocalVariants(LocalEngine(settings), here)
+    return UpstreamEngine(OpenInferenceSettings(queue, deadline_s, drain_s), local=local)
 
 
 def engine_for(

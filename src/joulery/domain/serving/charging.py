@@ -21,11 +21,13 @@ class ChargeTable:
         active_w: Watts of a busy core by service and variant; under the empty variant for any other.
         quality: How well they are known, by service.
         g_per_kwh: Carbon intensity with the facility's overhead; NaN where it is not known.
+        own_quality: The same by service and variant, where it is another one than the service's.
     """
 
     active_w: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     quality: Mapping[str, Quality] = field(default_factory=dict)
     g_per_kwh: float = math.nan
+    own_quality: Mapping[str, Mapping[str, Quality]] = field(default_factory=dict)
 
     def charge(self, service: str, variant: str, cpu_s: float) -> EnergyShare | None:
         """The charge of one request; None where no watts are known."""
@@ -34,13 +36,18 @@ class ChargeTable:
             return None
         energy_j = cpu_s * (known[variant] if variant in known else known[""])
         carbon_g = energy_j * self.g_per_kwh / JOULES_PER_KWH
-        return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, self.quality[service])
+        quality = self.own_quality.get(service, {}).get(variant, self.quality[service])
+        return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "active_w": {service: dict(watts) for service, watts in self.active_w.items()},
             "quality": {service: quality.value for service, quality in self.quality.items()},
+            "own_quality": {
+                service: {variant: quality.value for variant, quality in known.items()}
+                for service, known in self.own_quality.items()
+            },
             "g_per_kwh": self.g_per_kwh if math.isfinite(self.g_per_kwh) else None,
         }
 
@@ -58,6 +65,10 @@ class ChargeTable:
             }
             quality = {str(service): Quality(value) for service, value in found["quality"].items()}
             intensity = found["g_per_kwh"]
-            return cls(watts, quality, math.nan if intensity is None else float(intensity))
+            own = {
+                str(service): {str(variant): Quality(value) for variant, value in known.items()}
+                for service, known in found.get("own_quality", {}).items()
+            }
+            return cls(watts, quality, math.nan if intensity is None else float(intensity), own)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not a table of charges: {error!r}") from error

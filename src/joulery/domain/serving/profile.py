@@ -107,6 +107,7 @@ class SliceProfile:
         awake_w: Watts that the replica draws while it waits for requests; 0 when not measured.
         batches: Times of whole batches by the requests in them, 2 and more, while every other slice worked too; empty
             where requests are answered one by one.
+        quality: Of the watts in ``active_w``; None for that of the profile.
     """
 
     variant: str
@@ -119,6 +120,7 @@ class SliceProfile:
     memory_bytes: int = 0
     awake_w: float = 0.0
     batches: Mapping[int, Timings] = field(default_factory=dict)
+    quality: Quality | None = None
 
     def __post_init__(self) -> None:
         if any(size < 2 for size in self.batches):
@@ -180,7 +182,7 @@ class Profile:
         machine: What it was measured on: ``processor``, ``cores``, ``system`` ...
         entries: One a (variant, slice), no pair twice.
         idle_w: Power of the machine with nothing to do; NaN when not known.
-        quality: Of the watts behind ``active_w`` and ``idle_w``.
+        quality: Of the watts behind ``active_w`` and ``idle_w``; the weakest where entries have their own.
         meter: Which meter they come from.
         band_ratio: Half-width of the uncertainty of those watts, as a ratio; 0 when not stated.
         created_s: When it was measured, Unix seconds.
@@ -215,6 +217,11 @@ class Profile:
         raise DataError(
             f"{variant} was not measured on {piece}", hint=f"run: joulery profile SITE --variant {variant} -o FILE"
         )
+
+    def quality_of(self, variant: str) -> Quality:
+        """How well the watts of a variant are known."""
+        own = next((entry.quality for entry in self.entries if entry.variant == variant), None)
+        return self.quality if own is None else own
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -271,6 +278,7 @@ def _entry_as_dict(entry: SliceProfile) -> dict[str, Any]:
         "startup_cpu_s": entry.startup_cpu_s,
         "memory_bytes": entry.memory_bytes,
         **({"awake_w": entry.awake_w} if entry.awake_w else {}),
+        **({"quality": entry.quality.value} if entry.quality is not None else {}),
         "alone": entry.alone.as_dict(),
         "loaded": None if shared else entry.loaded.as_dict(),
         **({"batches": {str(n): times.as_dict() for n, times in entry.batches.items()}} if entry.batches else {}),
@@ -291,4 +299,5 @@ def _entry_from_dict(data: Mapping[str, Any]) -> SliceProfile:
         memory_bytes=int(data["memory_bytes"]),
         awake_w=float(data.get("awake_w", 0.0)),
         batches={int(n): Timings(one["service_s"], one["cpu_s"]) for n, one in data.get("batches", {}).items()},
+        quality=Quality(data["quality"]) if "quality" in data else None,
     )

@@ -26,6 +26,7 @@ from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.account import Basis, account, busy_together
 from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.served.measured_baseline import PeriodEnergy, period_energy
+from joulery.runtime.served.pricing import prices_of
 from joulery.runtime.served.summary import RunCost, ServedService, compared, summarise_run, with_baseline
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.requests import RequestColumns, series_columns
@@ -174,12 +175,13 @@ def _gpu_service(one: RunningService) -> GpuService:
 
 
 def _served(session: ServingSession, one: RunningService, requests: RequestColumns, basis: Basis) -> ServedService:
+    prices = prices_of(one.setup.models, one.profile)
     return ServedService(
-        requests=requests,
+        requests=prices.columns(requests),
         layouts=one.layouts,
         family=one.setup.family,
         slo=one.setup.slo,
-        predictor=None if one.chosen is None else one.chosen.predictor,
+        predictor=None if one.chosen is None else prices.predictor(one.chosen.predictor),
         base=None if one.chosen is None else one.chosen.base,
         carbon=basis.carbon,
         pue=session.site.pue,
@@ -189,13 +191,14 @@ def _served(session: ServingSession, one: RunningService, requests: RequestColum
         audit=one.audit,
         tally=one.tally,
         floor_ratio=one.floor_ratio,
+        prices=prices,
         shadow={} if one.shadow is None else {one.shadow.variant: np.array(one.shadow.ratios)},
     )
 
 
 def _period_energy(served: Sequence[ServedService], readings: RunReadings, basis: Basis) -> PeriodEnergy | None:
     """What the meters say of the baseline's periods; None where it was not measured, or other services ran too."""
-    if len(served) != 1 or served[0].measured is None:
+    if len(served) != 1 or served[0].measured is None or served[0].prices:
         return None
     busy = dict(readings.busy)
     if sockets := [times for device, times in busy.items() if device.startswith("cpu:")]:

@@ -18,7 +18,6 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.energy.footprint import Footprint
 from joulery.domain.gpu.layout import Layout
-from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.profile import SliceProfile
 from joulery.domain.serving.service import ModelFamily, Slo
 from joulery.domain.serving.timeline import Tick
@@ -35,7 +34,9 @@ from joulery.runtime.served.measured_baseline import (
     measured_baseline,
     observed,
 )
-from joulery.runtime.serving.requests import OK, OUTCOMES, ROW, RequestColumns, Rows
+from joulery.runtime.served.pricing import NOTHING, Prices, seconds_here
+from joulery.runtime.served.totals import Totals, intensities, totals_of
+from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
 
 MODELLED, MEASURED = "modelled", "measured"
 """Basis of the baseline: replayed from profiles, or observed in periods of its own."""
@@ -67,6 +68,8 @@ class ServedService:
         shadow: Live over modelled cost of each shadow replay, by variant.
         labels: Of each variant, how many labelled answers were right, and how many were labelled.
         floor_ratio: The accuracy that its answers were to keep in the mean; 0 for none.
+        prices: Watts by variant, where some of its models are on other servers: ``requests`` and ``predictor`` have
+            joules for CPU seconds then.
     """
 
     requests: RequestColumns
@@ -86,6 +89,7 @@ class ServedService:
     shadow: Mapping[str, FloatArray] = field(default_factory=dict)
     labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     floor_ratio: float = 0.0
+    prices: Prices = NOTHING
 
     @cached_property
     def measured(self) -> MeasuredBaseline | None:
@@ -95,7 +99,7 @@ class ServedService:
     @cached_property
     def totals(self) -> Totals:
         """Counts and sums over all of its requests."""
-        return _totals(self)
+        return totals_of(self.requests, self.name, self.carbon)
 
     @cached_property
     def answered(self) -> Rows:
@@ -117,53 +121,25 @@ class ServedService:
 
     @property
     def requests_cpu_s(self) -> float:
-        """CPU seconds of its requests, in the replicas."""
-        return self.totals.cpu_s
+        """CPU seconds of its requests, in the replicas of this machine."""
+        return seconds_here(self.totals.spent_s, self.prices) if self.prices else self.totals.cpu_s
 
+    @property
+    def upstream_j(self) -> float:
+        """Joules of its requests on other servers, which this machine's meters do not charge to the run."""
+        return math.fsum(self.totals.spent_s.get(name, 0.0) for name in self.prices.upstreams)
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Totals:
-    """Counts and sums over the requests of one service.
+    @property
+    def upstream_g(self) -> float:
+        """Grams of those joules; NaN where no intensity is known."""
+        if self.carbon is None:
+            return math.nan
+        weighted = math.fsum(self.totals.spent_g.get(name, 0.0) for name in self.prices.upstreams)
+        return weighted * self.pue / JOULES_PER_KWH
 
-    Attributes:
-        requests, answered: How many ended, and how many of them were answered.
-        refused, abandoned: How many were refused because the queue was full, and how many their client gave up.
-        cpu_s: CPU seconds of all of them, in the replicas.
-        answered_cpu_s: CPU seconds of the answered ones.
-        answered_cpu_g: Of the answered ones, CPU seconds times intensity, s g/kWh.
-        variants: Answers by variant.
-        latency_s: Latencies of the answered requests, float64[answered].
-    """
-
-    requests: int
-    answered: int
-    refused: int
-    abandoned: int
-    cpu_s: float
-    answered_cpu_s: float
-    answered_cpu_g: float
-    variants: Mapping[str, int]
-    latency_s: FloatArray
-
-
-def _totals(served: ServedService) -> Totals:
-    requests, latency_s, sums, answered_cpu_s, weighted = 0, [], [], 0.0, 0.0
-    counts = np.zeros(len(served.requests.variants), np.int64)
-    outcomes = np.zeros(len(OUTCOMES), np.int64)
-    for block in served.requests.blocks(served.name):
-        fine = block[block["outcome"] == OK]
-        requests += len(block)
-        outcomes += np.bincount(block["outcome"], minlength=len(OUTCOMES))
-        latency_s.append(fine["end_s"] - fine["arrival_s"])
-        sums.append(math.fsum(block["cpu_s"]))
-        answered_cpu_s += math.fsum(fine["cpu_s"])
-        weighted += float(fine["cpu_s"] @ np.nan_to_num(_intensities(served, fine)))
-        counts += np.bincount(fine["variant"], minlength=len(counts))
-    latencies = np.concatenate(latency_s) if latency_s else np.empty(0)
-    names = {name: int(count) for name, count in zip(served.requests.variants, counts, strict=True) if count}
-    refused, abandoned = (int(outcomes[OUTCOMES.index(each)]) for each in (Outcome.OVERLOADED, Outcome.CANCELLED))
-    sums_s = math.fsum(sums), answered_cpu_s, weighted
-    return Totals(requests, len(latencies), refused, abandoned, *sums_s, names, latencies)
+    def rate(self, shares: EnergyShares) -> float:
+        """Joules of a second of its requests, as the comparison with the baseline counts them."""
+        return 1.0 if self.prices else shares.joules_per_cpu_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +181,9 @@ class RunCost:
 
     def portions(self, served: Sequence[ServedService]) -> list[Footprint]:
         """The charge of each service, idle and overhead included: a portion by CPU seconds."""
-        return [self.charged.run.portion(ratio) for ratio in cpu_shares([one.requests_cpu_s for one in served])]
+        seconds = [one.requests_cpu_s for one in served]
+        weights = seconds if any(seconds) else [one.totals.cpu_s for one in served]
+        return [self.charged.run.portion(ratio) for ratio in cpu_shares(weights)]
 
 
 def compared(served: ServedService) -> Counterfactual | None:
@@ -224,7 +202,7 @@ def compared(served: ServedService) -> Counterfactual | None:
             [served.requests.variants[code] for code in answered["variant"].tolist()],
             answered["cpu_s"],
             answered["end_s"] - answered["arrival_s"],
-            _intensities(served, answered),
+            intensities(served.carbon, answered),
         ),
         ran,
         predictor.instances(served.base),
@@ -238,12 +216,6 @@ def compared(served: ServedService) -> Counterfactual | None:
         return modelled
     spent = (served.totals.answered_cpu_g, served.totals.answered_cpu_s)
     return observed(modelled, served.measured, spent, served.slo.quantile)
-
-
-def _intensities(served: ServedService, rows: Rows) -> FloatArray:
-    if served.carbon is None or not len(rows):
-        return np.full(len(rows), np.nan)
-    return served.carbon.at(rows["end_s"])
 
 
 def summarise_run(
@@ -305,12 +277,21 @@ def _service(served: ServedService, shares: EnergyShares, found: Counterfactual 
         **accuracy_figures(served.family, served.labels, variants, served.floor_ratio),
         "requests_j": served.requests_cpu_s * shares.joules_per_cpu_s,
         "requests_cpu_s": served.requests_cpu_s,
+        **_upstream_figures(served),
         "variants": variants,
         "layout_changes": max(0, len(served.layouts) - 1),
     }
     if found is not None:
         figures |= _saving(served, found, shares)
     return figures
+
+
+def _upstream_figures(served: ServedService) -> dict[str, Any]:
+    """Joules and grams of models on other servers, with their quality; nothing where all run on this machine."""
+    if not served.prices:
+        return {}
+    quality = served.prices.quality.value
+    return {"upstream_j": served.upstream_j, "upstream_g": served.upstream_g, "upstream_quality": quality}
 
 
 COUNTS = ("requests", "answered", "failed", "refused", "abandoned", "late")
@@ -364,8 +345,9 @@ def _saved_together(served: Sequence[ServedService], each: Sequence[Mapping[str,
 
 
 def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) -> dict[str, Any]:
-    per_g = served.pue * shares.joules_per_cpu_s / JOULES_PER_KWH
-    g_per_kwh = np.nan_to_num(_intensities(served, served.answered))
+    rate = served.rate(shares)
+    per_g = served.pue * rate / JOULES_PER_KWH
+    g_per_kwh = np.nan_to_num(intensities(served.carbon, served.answered))
     requests_g = served.totals.answered_cpu_g * per_g
     baseline_g = float(found.base_cpu_s @ g_per_kwh) * per_g / served.compared_share
     assert served.base is not None  # a comparison has a baseline
@@ -373,7 +355,7 @@ def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) 
     return {
         "requests_g": requests_g if served.carbon is not None else math.nan,
         "baseline_requests_g": baseline_g if served.carbon is not None else math.nan,
-        "baseline_requests_j": float(found.base_cpu_s.sum()) * shares.joules_per_cpu_s / served.compared_share,
+        "baseline_requests_j": float(found.base_cpu_s.sum()) * rate / served.compared_share,
         "saving_ratio": found.saving_ratio,
         "saving_low_ratio": found.low_ratio,
         "saving_high_ratio": found.high_ratio,
@@ -411,7 +393,8 @@ def _machine_saving(
     """
     in_grams = figures["saving_of"] == "grams"
     spent = run.counted_g if in_grams else run.energy_j
-    measured = served[0].measured if len(served) == 1 else None
+    spent += math.fsum(one.upstream_g if in_grams else one.upstream_j for one in served if one.prices)
+    measured = served[0].measured if len(served) == 1 and not served[0].prices else None
     if energy is not None and measured is not None and energy.knows_intensity >= in_grams:
         saving = machine_baseline(energy, measured, served[0].pue, in_grams=in_grams).saving(spent)
     else:
@@ -442,8 +425,8 @@ def with_baseline(
     pairs = [(one, other) for one, other in zip(served, found, strict=True) if other is not None]
     if not pairs or pairs[0][0].carbon is None:
         return tuple(ticks)
-    per_g = pairs[0][0].pue * cost.shares(served).joules_per_cpu_s / JOULES_PER_KWH
-    extra_g = per_g * np.sum([_extra(ticks, one, other) for one, other in pairs], axis=0)
+    shares, per_g = cost.shares(served), pairs[0][0].pue / JOULES_PER_KWH
+    extra_g = per_g * np.sum([one.rate(shares) * _extra(ticks, one, other) for one, other in pairs], axis=0)
     return tuple(
         replace(
             tick,
@@ -462,7 +445,7 @@ def _extra(ticks: Sequence[Tick], served: ServedService, found: Counterfactual) 
     """
     answered = served.answered
     order = np.argsort(answered["end_s"], kind="stable")
-    g_per_kwh = np.nan_to_num(_intensities(served, answered))[order] / served.compared_share
+    g_per_kwh = np.nan_to_num(intensities(served.carbon, answered))[order] / served.compared_share
     until = np.searchsorted(answered["end_s"][order], [tick.t_s for tick in ticks], "right")
 
     def so_far(cpu_s: FloatArray) -> FloatArray:

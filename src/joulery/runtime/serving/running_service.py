@@ -41,6 +41,7 @@ class ServiceSetup:
         slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
         max_batch: Requests that a replica may answer together.
         batch_delay_s: How long a batch that is not full waits for more requests.
+        replica_cores: Cores of each replica, where some variants run here and some on other servers; else empty.
     """
 
     name: str
@@ -55,6 +56,12 @@ class ServiceSetup:
     slice_assignment: SliceAssignment = field(default_factory=dict)
     max_batch: int = 1
     batch_delay_s: float = 0.0
+    replica_cores: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def beside_upstreams(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Cores of each replica by service, where some variants run here and some on other servers; else empty."""
+        return {self.name: self.replica_cores} if self.replica_cores else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

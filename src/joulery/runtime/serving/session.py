@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from joulery.config.site import Site
 from joulery.domain.energy.carbon import JOULES_PER_KWH
@@ -71,6 +71,14 @@ class Pace:
     def window_s(self, rate_rps: float) -> float:
         """The span of a controller's request window at an expected rate, seconds."""
         return max(4.0 * self.step_s, _WINDOW_REQUESTS / rate_rps)
+
+
+class Remarking(Protocol):
+    """An engine that says what a person should know of what it runs on."""
+
+    def remarks(self) -> Sequence[str]:
+        """Everything it has to say so far."""
+        ...
 
 
 class Control(Protocol):
@@ -252,7 +260,7 @@ class ServingSession:
         energy_j = cpu_s * active_w
         g_per_kwh = self.grid.at(end_s)
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
-        quality = weakest((profile.quality, Quality.MODELLED))
+        quality = weakest((profile.quality_of(variant), Quality.MODELLED))
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def charges(self, now_s: float) -> ChargeTable:
@@ -266,7 +274,15 @@ class ServingSession:
             for name, profile in known.items()
         }
         quality = {name: weakest((profile.quality, Quality.MODELLED)) for name, profile in known.items()}
-        return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue)
+        own = {
+            name: {
+                entry.variant: weakest((entry.quality, Quality.MODELLED))
+                for entry in profile.entries
+                if entry.quality is not None
+            }
+            for name, profile in known.items()
+        }
+        return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue, own)
 
     def telemetry(self, record: RequestRecord) -> None:
         """Record a request that ended; one of no service of the session is left out."""
@@ -329,6 +345,9 @@ class ServingSession:
             await asyncio.sleep(self.pace.tick_s - elapsed % self.pace.tick_s)
             await self._ask_grid()
             self._revise()
+            if hasattr(self.engine, "remarks"):
+                for text in cast(Remarking, self.engine).remarks():
+                    self.warn(text)
             if unix_s() - LAG_S > self._ticked_s:
                 self.tick(unix_s() - LAG_S)
 

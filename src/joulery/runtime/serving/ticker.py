@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from joulery.accounting.charge import cpu_shares
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.energy.footprint import Footprint
-from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.engine import ModelKind, Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
 from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LiveMeters
@@ -108,7 +108,9 @@ class Ticker:
     def _charge(self, run: Footprint, records: Sequence[RequestRecord], models_j: Mapping[str, float]) -> None:
         """Divide a period's charge: services by CPU time, language models by the joules of their requests."""
         if self.services:
-            weights = [math.fsum(r.cpu_s for r in records if r.service == one.name) for one in self.services.values()]
+            weights = [_seconds(one, records, here=True) for one in self.services.values()]
+            if not any(weights):
+                weights = [_seconds(one, records, here=False) for one in self.services.values()]
         else:
             weights = list(models_j.values())
         for name, ratio in zip(self._owners, cpu_shares(weights), strict=True):
@@ -126,6 +128,13 @@ class Ticker:
                 base_g = base_j[record.service] * self.grid.at(record.end_s) / joules_per_g
                 extra_g += base_g - record.energy.carbon_g
         return extra_g
+
+
+def _seconds(one: RunningService, records: Sequence[RequestRecord], *, here: bool) -> float:
+    """Seconds that the requests of a service cost: on this machine's CPUs alone, or on other servers too."""
+    models = one.setup.models
+    elsewhere = {name for name, model in models.items() if model.kind is ModelKind.REMOTE} if here else set[str]()
+    return math.fsum(r.cpu_s for r in records if r.service == one.name and r.variant not in elsewhere)
 
 
 def _service_tick(one: RunningService, records: Sequence[RequestRecord]) -> ServiceTick:

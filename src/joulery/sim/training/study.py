@@ -244,7 +244,7 @@ SCHEMES: Mapping[str, Scheme] = {
         runs_as=f"{_KIND} and Slurm's SuspendProgram",
     ),
     "swift": _lean("swift", "GREEN for speed: wider jobs"),
-    "lean": _lean("lean", "GREEN for both: jobs as wide as cost least at a price of their time", 120.0),
+    "lean": _lean("lean", "GREEN for both: jobs sized by a price of their time", 120.0),
     "frugal": _lean("frugal", "GREEN for grams"),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, power limited by kind from their start, idle nodes suspended",

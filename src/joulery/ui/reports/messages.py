@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,13 +113,23 @@ def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
         report.get("baseline") or "the same requests on the largest variant",
     )
     band = _band(report, "saving_low_ratio", "saving_high_ratio")
-    tail = f"against {against}{basis_words(report)}"
+    upstreams = upstreams_text(report)
+    tail = f"against {against}{basis_words(report)}" + (f"; {upstreams} included" if upstreams else "")
     machine = _number(report.get("saving_machine_ratio"))
     if machine is None:
         return percent(above_idle), f"of the {unit} above idle{band}, {tail}"
     whole = _band(report, "saving_machine_low_ratio", "saving_machine_high_ratio")
     words = f"of the {unit} of the whole machine, idle included{whole}; {percent(above_idle)}{band} above idle; {tail}"
     return percent(machine), words
+
+
+def upstreams_text(report: Mapping[str, Any]) -> str:
+    """Joules on other servers, which are no part of this machine's, and their quality; empty for none."""
+    found = [one for one in report.get("services") or () if one.get("upstream_j") is not None]
+    if not found:
+        return ""
+    quality = " and ".join(dict.fromkeys(one["upstream_quality"] for one in found))
+    return f"{si(math.fsum(one['upstream_j'] for one in found), 'J')} of upstreams, {quality},"
 
 
 def _band(report: Mapping[str, Any], low: str, high: str) -> str:

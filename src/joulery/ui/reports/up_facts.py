@@ -9,6 +9,7 @@ from joulery.app.profiling.service_profile import Obtained, age_words, busy_core
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession
 from joulery.domain.format import duration, percent, si
 from joulery.domain.gpu.provisioning import PlannedInstance
+from joulery.domain.quality import Quality
 
 Fact = tuple[str, str]
 _MARKS = {Status.OK: "✓", Status.PARTLY: "~", Status.DENIED: "!", Status.ABSENT: "–"}
@@ -30,6 +31,8 @@ def service_facts(setup: ServiceSetup) -> Iterator[Fact]:
     yield "service", f"{setup.name}: {variants} ({family.accuracy_metric}, {family.variants[0].accuracy_source})"
     partitions = " or ".join("+".join(str(piece.cores or piece) for piece in one) for one in setup.partitions)
     where = ", ".join(setup.gpus) or (f"{len(setup.cores)} CPU cores" if setup.cores else "its upstreams")
+    if setup.replica_cores:
+        where = f"requests to its upstreams and {len(setup.cores)} of the CPU cores here,"
     slo = f"SLO p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
     yield "slices", f"{where} partitioned as {partitions}: {len(setup.candidates)} layouts; {slo}"
 
@@ -47,7 +50,11 @@ def profile_facts(obtained: Obtained, setup: ServiceSetup) -> Iterator[Fact]:
     age = "" if obtained.source.startswith("measured now") else f" ({age_words(profile)})"
     yield "profile", f"{obtained.source}{age}; a request on {smallest}: {times}"
     unit = "GPU" if setup.gpus else "core"
-    watts = f"{si(profile.entries[0].active_w, 'W')} a busy {unit} above {si(profile.idle_w, 'W')} idle"
+    # The watts of an upstream are those of its slot.
+    here = next(
+        (entry for entry in profile.entries if entry.quality not in (None, Quality.ASSUMED)), profile.entries[0]
+    )
+    watts = f"{si(here.active_w, 'W')} a busy {unit} above {si(profile.idle_w, 'W')} idle"
     yield "power", f"{watts}, {profile.quality} by {profile.meter}{band}"
 
 

@@ -18,7 +18,7 @@ from joulery.app.profiling.service_profile import Obtained
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession, announced
 from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
-from joulery.ui.reports.messages import accuracy_words, requests_text, saving_text
+from joulery.ui.reports.messages import accuracy_words, requests_text, saving_text, upstreams_text
 from joulery.ui.reports.up_facts import (
     machine_facts,
     plan_facts,
@@ -382,8 +382,10 @@ def _energy(report: Mapping[str, Any]) -> str:
             ("unattributed", "unattributed_j"),
         )
     )
+    upstreams = upstreams_text(report)
+    beside = f"; beside it {upstreams}" if upstreams else ""
     others = f"; other processes' {si(report['other_j'], 'J')} left out" if report.get("other_j") else ""
-    return f"{si(report['energy_j'], 'J')} {report['quality']}{band} = {parts}{others}"
+    return f"{si(report['energy_j'], 'J')} {report['quality']}{band} = {parts}{others}{beside}"
 
 
 def _carbon(report: Mapping[str, Any]) -> str:

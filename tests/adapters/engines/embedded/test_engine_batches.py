@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from joulery.adapters.engines.embedded.service import divided
+from joulery.adapters.engines.embedded.batches import divided
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.engine import InferResponse, Outcome, ReplicaSpec, RequestError
 from joulery.domain.serving.mix import MixStep, VariantMix

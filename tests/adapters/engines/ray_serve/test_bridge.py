@@ -9,7 +9,8 @@ import pytest
 
 from joulery.adapters.engines.ray_serve.bridge import RayBridge
 from joulery.adapters.engines.ray_serve.cluster import RayPlace, ReplicaGoneError
-from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
+from joulery.adapters.engines.ray_serve.engine import RayServeEngine
+from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import (
     InferRequest,

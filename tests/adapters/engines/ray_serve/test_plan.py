@@ -11,7 +11,7 @@ import pytest
 
 from joulery.adapters.engines.embedded.wire import pack_error, unpack_error
 from joulery.adapters.engines.ray_serve.cluster import OURS, RayCluster, RayPlace, ReplicaGoneError
-from joulery.adapters.engines.ray_serve.plan import aligned, apps_of, entry_of
+from joulery.adapters.engines.ray_serve.plan import aligned, apps_of, drifted, entry_of
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import InferRequest, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
@@ -33,10 +33,10 @@ def test_one_application_a_service_and_slice_size():
     assert deployment["num_replicas"] == 1 and deployment["ray_actor_options"] == {"num_cpus": 1.0}
     assert deployment["user_config"]["plan"][0]["threads"] == 2 and config["runtime_env"] == {"env_vars": {"X": "1"}}
     assert (
-        apps["joulery.toy.cpu-2"].spec(json.loads(json.dumps(entry_of(apps["joulery.toy.cpu-2"].plan[0]))))
+        apps["joulery.toy.cpu-2"].spec(json.loads(json.dumps(entry_of(apps["joulery.toy.cpu-2"].plan[0]))), 0)
         == (apps["joulery.toy.cpu-2"].plan[0])
     )
-    assert apps["joulery.toy.cpu-2"].spec({}) is None
+    assert apps["joulery.toy.cpu-2"].spec({}, 0) is None
 
 
 def test_ray_nodes_import_modules_that_exist():
@@ -75,11 +75,18 @@ def test_ranks_keep_what_they_run_where_that_is_still_wanted(old, wanted, plan):
     assert aligned(old, wanted) == plan
 
 
-@pytest.mark.parametrize("changes", [{"batch": 2}, {"standby": True}, {"cores": (0,)}])
+@pytest.mark.parametrize("changes", [{"standby": True}, {"cores": (0,)}])
 def test_what_this_engine_does_not_do_is_refused(changes):
     spec = ReplicaSpec("toy", "v", A.slice, A.model, **changes)
-    with pytest.raises(CapabilityError, match="answer one request at a time"):
+    with pytest.raises(CapabilityError, match="are bound to no core"):
         apps_of([spec], {})
+
+
+def test_counts_that_ray_is_to_keep_are_compared_with_the_plan():
+    apps = apps_of([A, B, toy("who", service="other")], {})
+    state = {"deployments": {"Instances": {"target_num_replicas": 2}}}
+    assert drifted(apps, {"joulery.toy.cpu-1": state, "joulery.other.cpu-1": state}) == {"joulery.other.cpu-1": 2}
+    assert drifted(apps, {}) == drifted(apps, {"joulery.toy.cpu-1": {"deployments": {}}}) == {}
 
 
 def test_an_error_crosses_processes_as_it_was():

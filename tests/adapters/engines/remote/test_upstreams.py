@@ -61,7 +61,7 @@ class Upstreams(httpx.AsyncBaseTransport):
         call = parse(await request.aread(), int(request.headers["inference-header-content-length"]))
         x = call.request.inputs["x"]
         self.answered[host] += 1
-        self.values[float(x[0])] += 1
+        self.values[float(x.flat[0])] += 1
         answer = render("net", host, call, {"y": x * 2})
         return httpx.Response(
             200, content=answer.body, headers={"inference-header-content-length": str(answer.json_bytes)}

@@ -6,13 +6,11 @@ Replicas are started and ended by the engine; they report here when they become 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from joulery.adapters.engines.embedded.batches import divided, joined, kind_of, rows_of, split_rows
 from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
@@ -26,7 +24,7 @@ from joulery.domain.serving.engine import (
     RequestError,
 )
 from joulery.domain.serving.mix import MixCounter
-from joulery.domain.serving.tensors import Tensor, TensorSpec, datatype_of
+from joulery.domain.serving.tensors import TensorSpec, datatype_of
 from joulery.steady_time import unix_s
 
 _SMOOTHING = 0.1
@@ -331,7 +329,7 @@ def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
     """
     outputs, inputs = requests[0].outputs, requests[0].inputs
     if len(requests) > 1:
-        inputs = {name: np.concatenate([request.inputs[name] for request in requests]) for name in inputs}
+        inputs = joined(requests)
     return encode({"w": outputs} if outputs else {}, inputs)
 
 
@@ -347,25 +345,10 @@ def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
         return [frame]
     if "e" in frame.header:
         raise DataError(str(frame.header["e"]))
-    rows = [len(next(iter(call.request.inputs.values()))) for call in calls]
+    rows = rows_of([call.request for call in calls])
     parts = divided(frame.header["c"], rows)
-    tensors = _split(frame.tensors, rows)
+    tensors = split_rows(frame.tensors, rows)
     return [Frame({**frame.header, "c": part}, mine) for part, mine in zip(parts, tensors, strict=True)]
-
-
-def divided(total: float, rows: Sequence[int]) -> list[float]:
-    """A batch's CPU time in parts by rows that sum to it exactly; equal parts where it has no rows.
-
-    Args:
-        total: CPU seconds of the batch.
-        rows: Rows of each request.
-    """
-    weights = rows if any(rows) else [1] * len(rows)
-    every, unit = sum(weights), math.ulp(total)
-    units = int(total / unit)  # exact: the unit is a power of two, as are the parts that are multiples of it
-    parts = [units * weight // every for weight in weights]
-    parts[weights.index(max(weights))] += units - sum(parts)
-    return [part * unit for part in parts]
 
 
 def _response(
@@ -395,42 +378,6 @@ def _too_late(ticket: Ticket[QueuedCall], where: str) -> None:
         attempts=ticket.attempts,
     )
     ticket.payload.fail(error)
-
-
-def kind_of(request: InferRequest, declared: Sequence[TensorSpec]) -> Hashable:
-    """What requests must have in common to be joined; None where this one cannot be joined with any.
-
-    Args:
-        request: The request; all of its inputs have a first axis of the same length, else it goes alone.
-        declared: What the model declares; an input with a fixed first axis cannot be joined.
-    """
-    if not request.inputs or any(spec.shape and spec.shape[0] != -1 for spec in declared):
-        return None
-    arrays = request.inputs.values()
-    if any(array.ndim == 0 for array in arrays) or len({len(array) for array in arrays}) != 1:
-        return None
-    shapes = sorted((name, array.dtype.str, array.shape[1:]) for name, array in request.inputs.items())
-    return (*shapes, request.outputs)
-
-
-def _split(outputs: Mapping[str, Tensor], rows: Sequence[int]) -> list[dict[str, Tensor]]:
-    """The outputs of each request of a batch.
-
-    Args:
-        outputs: The outputs of all of them.
-        rows: Rows of each request.
-
-    Raises:
-        DataError: An output has not a row for every row that went in.
-    """
-    edges = np.cumsum([0, *rows])
-    for name, array in outputs.items():
-        if array.ndim == 0 or len(array) != edges[-1]:
-            raise DataError(f"output {name!r} of shape {list(array.shape)} cannot be split into {len(rows)} answers")
-    return [
-        {name: array[start:end] for name, array in outputs.items()}
-        for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-    ]
 
 
 def check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:

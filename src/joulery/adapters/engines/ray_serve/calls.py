@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from joulery.adapters.engines.embedded.batches import divided, joined, rows_of, split_rows
+from joulery.domain.errors import DataError
 from joulery.domain.serving.dispatch import Dispatcher, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
@@ -26,7 +28,7 @@ class RayCall:
     """One accepted request."""
 
     request: InferRequest
-    answer: asyncio.Future[tuple[RayReplica, dict[str, Any], float]]
+    answer: asyncio.Future[tuple[RayReplica, Mapping[str, Any], float, int]]
     start_s: float = float("nan")
 
 
@@ -53,7 +55,7 @@ class RayReplica:
     outputs: tuple[TensorSpec, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.server = Server(self, self.spec.variant)
+        self.server = self.new_server()
         self.become(self.rank, self.spec, self.info)
 
     @property
@@ -66,9 +68,14 @@ class RayReplica:
         """As joulery calls it; the same after a restart."""
         return f"{self.app}#{self.rank}"
 
+    def new_server(self) -> Server[RayCall, RayReplica]:
+        """A place in the queue for what it runs."""
+        return Server(self, self.spec.variant, self.spec.batch, self.spec.max_delay_s)
+
     def become(self, rank: int, spec: ReplicaSpec, info: Mapping[str, Any]) -> None:
         """Take over its own description."""
-        self.rank, self.spec, self.info, self.server.variant = rank, spec, info, spec.variant
+        self.rank, self.spec, self.info = rank, spec, info
+        self.server.become(self.new_server(), frozenset())
         self.inputs, self.outputs = (
             tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in info[side])
             for side in ("inputs", "outputs")
@@ -93,10 +100,11 @@ class RayReplica:
 
 @dataclass(slots=True, eq=False)
 class RayService:
-    """One service: its queue, and what it is to run."""
+    """One service: its queue, what it is to run, and when a batch that waits for more requests goes as it is."""
 
     queue: Dispatcher[RayCall, RayReplica]
     variants: frozenset[str] = frozenset()
+    ripe: asyncio.TimerHandle | None = None
 
 
 def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
@@ -105,8 +113,32 @@ def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
         ticket.payload.answer.set_exception(error)
 
 
+def request_of(calls: Sequence[RayCall]) -> InferRequest:
+    """What a replica is asked for one request, or for several of one kind: their inputs joined along the first axis."""
+    first = calls[0].request
+    if len(calls) == 1:
+        return first
+    variant = next((call.request.variant for call in calls if call.request.variant), "")
+    return InferRequest(joined([call.request for call in calls]), first.outputs, None, variant)
+
+
+def answers_of(answer: Mapping[str, Any], calls: Sequence[RayCall]) -> list[Mapping[str, Any]]:
+    """The answer of each request of a batch: its rows and its part of the CPU time, and the time in full.
+
+    Raises:
+        DataError: The batch failed, or cannot be split.
+    """
+    if len(calls) == 1:
+        return [answer]
+    if "e" in answer:
+        raise DataError(str(answer["e"]))
+    rows = rows_of([call.request for call in calls])
+    cpu_s, tensors = divided(float(answer["c"]), rows), split_rows(answer["y"], rows)
+    return [{**answer, "c": part, "y": mine} for part, mine in zip(cpu_s, tensors, strict=True)]
+
+
 def response(
-    replica: RayReplica, answer: Mapping[str, Any], arrival_s: float, start_s: float, attempts: int
+    replica: RayReplica, answer: Mapping[str, Any], arrival_s: float, start_s: float, attempts: int, batch: int
 ) -> InferResponse:
     """What a replica answered.
 
@@ -123,4 +155,7 @@ def response(
             cpu_s=cpu_s,
             attempts=attempts,
         )
-    return InferResponse(answer["y"], variant, replica.name, arrival_s, start_s, unix_s(), service_s, cpu_s, attempts)
+    end_s = unix_s()
+    return InferResponse(
+        answer["y"], variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
+    )

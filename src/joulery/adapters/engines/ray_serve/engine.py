@@ -9,22 +9,32 @@ what they hold and end.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from joulery.adapters.engines.embedded.batches import kind_of
 from joulery.adapters.engines.embedded.service import check_inputs
 from joulery.adapters.engines.embedded.wire import unpack_error
 from joulery.adapters.engines.ray_serve.bridge import RayBridge
-from joulery.adapters.engines.ray_serve.calls import RayCall, RayReplica, RayService, fail, response
-from joulery.adapters.engines.ray_serve.cluster import RayPlace, ReplicaGoneError
-from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of
+from joulery.adapters.engines.ray_serve.calls import (
+    RayCall,
+    RayReplica,
+    RayService,
+    answers_of,
+    fail,
+    request_of,
+    response,
+)
+from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
+from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
-from joulery.domain.errors import ActuationError, JouleryError
+from joulery.adapters.engines.ray_serve.settings import RaySettings
+from joulery.domain.errors import ActuationError, DataError, JouleryError
 from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
 from joulery.domain.serving.engine import (
     InferRequest,
@@ -49,31 +59,11 @@ _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
 _RETRY_LOST_S = 5.0
 """Between two attempts to reach a cluster that is gone."""
+_SET_BACK_S = 10.0
+"""Between two looks at the replica counts that Ray is to keep."""
 _STUCK = "DEPLOY_FAILED"
 _RETRY_AFTER_S = 1.0
 """What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaySettings:
-    """Limits of the engine.
-
-    Attributes:
-        place: Where Ray runs.
-        claim_ratio: CPUs a replica claims in Ray's books for each core of its slice; at most 0.5 where old and new
-            replicas must fit side by side.
-        queue: Requests that may wait for one service.
-        deadline_s: A request that names no shorter limit is answered within this.
-        drain_s: How long ``close`` waits for running requests.
-        launch_s: How long a change may take.
-    """
-
-    place: RayPlace = field(default_factory=RayPlace)
-    claim_ratio: float = 0.5
-    queue: int = 1024
-    deadline_s: float = 30.0
-    drain_s: float = 10.0
-    launch_s: float = 180.0
 
 
 class RayServeEngine:
@@ -84,7 +74,7 @@ class RayServeEngine:
         cluster: The connection; made from the settings when None.
     """
 
-    def __init__(self, settings: RaySettings = RaySettings(), cluster: RayBridge | None = None) -> None:
+    def __init__(self, settings: RaySettings, cluster: RayBridge | None = None) -> None:
         self.settings = settings
         self._cluster = RayBridge(settings.place) if cluster is None else cluster
         self._apps: dict[str, RayApp] = {}
@@ -98,6 +88,8 @@ class RayServeEngine:
         self._limits = QueueLimits(settings.queue)
         self._closed = False
         self._away = ""
+        self._counts_seen_s = -math.inf
+        self._remarks: dict[str, str] = {}
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
@@ -130,6 +122,10 @@ class RayServeEngine:
         found = self._services.get(service)
         self._limits.change(service, limit, found.queue if found else None)
 
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of the cluster."""
+        return tuple(self._remarks.values())
+
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
 
@@ -137,20 +133,20 @@ class RayServeEngine:
             RequestError: It was not answered; ``outcome`` says why.
         """
         arrival_s = unix_s()
-        entry = self._admit(service, request)
+        entry, kind = self._admit(service, request)
         call = RayCall(request, asyncio.get_running_loop().create_future())
         patience_s = self.settings.deadline_s
         if request.timeout_s is not None:
             patience_s = min(patience_s, request.timeout_s)
         now_s = time.monotonic()
-        ticket = Ticket(call, now_s + patience_s, request.variant, since_s=now_s)
+        ticket = Ticket(call, now_s + patience_s, request.variant, kind=kind, since_s=now_s)
         if not entry.queue.offer(ticket):
             message = f"{service} has {entry.queue.waiting} requests waiting, its limit"
             raise RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S)
         self._pump(entry)
         try:
             async with asyncio.timeout(patience_s):
-                replica, answer, start_s = await call.answer
+                replica, answer, start_s, batch = await call.answer
         except TimeoutError as error:
             entry.queue.withdraw(ticket)
             if self._away:
@@ -160,7 +156,7 @@ class RayServeEngine:
             entry.queue.withdraw(ticket)
             self._pump(entry)
             raise
-        return response(replica, answer, arrival_s, start_s, ticket.attempts)
+        return response(replica, answer, arrival_s, start_s, ticket.attempts, batch)
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
@@ -223,7 +219,12 @@ class RayServeEngine:
             self._apps, self._found = {}, {}
             await self._cluster.close()
 
-    def _admit(self, service: str, request: InferRequest) -> RayService:
+    def _admit(self, service: str, request: InferRequest) -> tuple[RayService, Hashable]:
+        """The service of a request, and with which others the request can be joined; None for with none.
+
+        Raises:
+            RequestError: It cannot be answered here.
+        """
         entry = self._services.get(service)
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
@@ -231,27 +232,37 @@ class RayServeEngine:
             raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
         if request.variant and request.variant not in entry.variants:
             raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
-        declared = {replica.inputs for replica in self._found.values() if replica.spec.service == service}
-        if len(declared) == 1 and (inputs := declared.pop()):
+        mine = [replica for replica in self._found.values() if replica.spec.service == service]
+        declared = {replica.inputs for replica in mine}
+        inputs = declared.pop() if len(declared) == 1 else ()
+        if inputs:
             check_inputs(request, inputs)
-        return entry
+        return entry, kind_of(request, inputs) if any(replica.spec.batch > 1 for replica in mine) else None
 
     def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
-        for late in entry.queue.overdue(time.monotonic()):
+        now_s = time.monotonic()
+        for late in entry.queue.overdue(now_s):
             message = "it could not be answered within its SLO"
             fail(late, RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S))
-        while (pair := entry.queue.pull()) is not None:
-            task = asyncio.create_task(self._send(entry, *pair))
+        while (pair := entry.queue.pull(now_s)) is not None:
+            task = asyncio.create_task(self._send(entry, pair[1]))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
+        if entry.ripe is not None:
+            entry.ripe.cancel()
+        wait_s = entry.queue.ripe_s - now_s
+        later = asyncio.get_running_loop().call_later
+        entry.ripe = later(wait_s, self._pump, entry) if wait_s < math.inf else None
 
-    async def _send(self, entry: RayService, ticket: Ticket[RayCall], server: Server[RayCall, RayReplica]) -> None:
-        """One request to one replica and back."""
-        replica, start_s = server.payload, unix_s()
-        ticket.payload.start_s = start_s
+    async def _send(self, entry: RayService, server: Server[RayCall, RayReplica]) -> None:
+        """What a replica took, one request or a batch, to it and back."""
+        replica, start_s, tickets = server.payload, unix_s(), list(server.held)
+        calls = [ticket.payload for ticket in tickets]
+        for call in calls:
+            call.start_s = start_s
         try:
-            answer = await self._cluster.infer(replica.app, replica.id, ticket.payload.request)
+            answer = await self._cluster.infer(replica.app, replica.id, request_of(calls))
         except ReplicaGoneError as error:
             if self._cluster.lost:
                 self._forget_lost()
@@ -261,18 +272,29 @@ class RayServeEngine:
         if answer.get("moved"):
             # Another replica took the call, because this one is gone, or it runs another variant by now: no replica has
             # tried the request yet. Outside a change Ray ends none that lives.
-            ticket.attempts -= 1
+            for ticket in tickets:
+                ticket.attempts -= 1
             self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
             self._looked_again()
             return
-        self._served[replica.app, replica.rank] += 1
+        try:
+            parts = answers_of(answer, calls)
+        except DataError:
+            # One request may be at fault, or the model answers no batches: each goes alone now.
+            if server in entry.queue.servers:
+                entry.queue.split(server)
+            self._pump(entry)
+            return
+        self._served[replica.app, replica.rank] += len(calls)
         if server in entry.queue.servers:
-            entry.queue.finish(server)
+            entry.queue.finish_all(server)
         else:
-            entry.queue.withdraw(ticket)  # it was given up for lost, and answered after all
+            for ticket in tickets:
+                entry.queue.withdraw(ticket)  # it was given up for lost, and answered after all
         self._pump(entry)
-        if not ticket.payload.answer.done():
-            ticket.payload.answer.set_result((replica, answer, start_s))
+        for call, part in zip(calls, parts, strict=True):
+            if not call.answer.done():
+                call.answer.set_result((replica, part, start_s, len(calls)))
 
     def _looked_again(self) -> None:
         task = asyncio.create_task(self._look())
@@ -315,7 +337,7 @@ class RayServeEngine:
             for app in missing:
                 found = states.get(app.name, {})
                 if found.get("status") == _STUCK:
-                    raise ActuationError(f"Ray cannot run {app.name}: {_said(found)}")
+                    raise ActuationError(f"Ray cannot run {app.name}: {said(found)}")
             if time.monotonic() > end_s:
                 names = ", ".join(app.name for app in missing)
                 raise ActuationError(f"Ray did not bring up {names} within {self.settings.launch_s:g} s")
@@ -358,7 +380,7 @@ class RayServeEngine:
                 self._take_over(self._apps)
 
     def _met(self, app: RayApp, info: Mapping[str, Any]) -> None:
-        spec, there = app.spec(info["entry"]), self._found.get(info["id"])
+        spec, there = app.spec(info["entry"], int(info["rank"])), self._found.get(info["id"])
         if spec is None:
             return
         if there is None:
@@ -374,7 +396,7 @@ class RayServeEngine:
         for replica in self._found.values():
             entry = self._services.get(replica.spec.service)
             if replica.app in apps and entry is not None and replica.server not in entry.queue.servers:
-                replica.server = Server(replica, replica.spec.variant)
+                replica.server = replica.new_server()
                 entry.queue.join(replica.server)
         for entry in self._services.values():
             self._pump(entry)
@@ -406,8 +428,23 @@ class RayServeEngine:
                 continue
             if not self._cluster.lost:
                 await self._look()
+                await self._set_back()
             elif not await self._returned():
                 await asyncio.sleep(_RETRY_LOST_S)
+
+    async def _set_back(self) -> None:
+        """Set replica counts that someone else changed to the plan's, at most every :data:`_SET_BACK_S`."""
+        if time.monotonic() < self._counts_seen_s + _SET_BACK_S:
+            return
+        self._counts_seen_s = time.monotonic()
+        with suppress(ActuationError):
+            for name, count in drifted(self._apps, await self._cluster.applications()).items():
+                planned = len(self._apps[name].plan)
+                await self._cluster.scale(name, DEPLOYMENT, planned)
+                self._remarks[name] = (
+                    f"Ray was to run {name} with {count} replicas, which joulery did not ask for: it is set back to "
+                    f"{planned}; bound replicas by minimum_replicas and maximum_replicas of the service instead"
+                )
 
     async def _returned(self) -> bool:
         """Whether Ray, which was gone, is there again with the replicas that there were; requests wait meanwhile."""
@@ -444,12 +481,6 @@ async def _until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(_LOOK_S / 10)
-
-
-def _said(application: Mapping[str, Any]) -> str:
-    """What Ray says about an application that does not come up."""
-    deployments = application.get("deployments", {}).values()
-    return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
 
 
 def _served_out(entry: RayService) -> bool:

@@ -35,9 +35,10 @@ class RayApp:
         """Its name: ``joulery.photos.cpu-1``."""
         return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}"
 
-    def spec(self, entry: Mapping[str, Any]) -> ReplicaSpec | None:
-        """What a replica was asked to be, by what it runs; None where that is nothing of this plan."""
-        return next((spec for spec in self.plan if entry_of(spec) == entry), None)
+    def spec(self, entry: Mapping[str, Any], rank: int) -> ReplicaSpec | None:
+        """What a replica was asked to be, by what it runs and its rank; None where that is nothing of this plan."""
+        mine = self.plan[rank : rank + 1]
+        return next((spec for spec in (*mine, *self.plan) if entry_of(spec) == entry), None)
 
     def config(self, environ: Mapping[str, str], claim_ratio: float) -> dict[str, Any]:
         """The application in the form of Ray's REST API.
@@ -89,14 +90,13 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
         before: The applications there are.
 
     Raises:
-        CapabilityError: A replica batches, stands by or is bound to cores, which this engine does not do.
+        CapabilityError: A replica stands by or is bound to cores, which this engine does not do.
     """
     groups: dict[tuple[str, Slice], list[ReplicaSpec]] = {}
     for spec in target:
-        if spec.batch > 1 or spec.standby or spec.cores:
+        if spec.standby or spec.cores:
             raise CapabilityError(
-                f"{spec}: replicas on Ray Serve answer one request at a time, serve at once and are bound to no core",
-                hint="use batch 1 there, or the embedded engine",
+                f"{spec}: replicas on Ray Serve serve at once and are bound to no core", hint="use the embedded engine"
             )
         groups.setdefault((spec.service, spec.slice), []).append(spec)
     found = {}
@@ -105,6 +105,28 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
         old = before[name].plan if name in before else ()
         found[name] = RayApp(service, piece, aligned(old, specs))
     return found
+
+
+def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, int]:
+    """Of each application that Ray is to run with another number of replicas than planned, that number, by name.
+
+    Args:
+        apps: The applications as planned.
+        states: What Ray says about each application.
+    """
+    found = {}
+    for name, app in apps.items():
+        deployment = states.get(name, {}).get("deployments", {}).get(DEPLOYMENT, {})
+        count = deployment.get("target_num_replicas")
+        if isinstance(count, int) and count != len(app.plan):
+            found[name] = count
+    return found
+
+
+def said(application: Mapping[str, Any]) -> str:
+    """What Ray says about an application that does not come up."""
+    deployments = application.get("deployments", {}).values()
+    return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
 
 
 def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:

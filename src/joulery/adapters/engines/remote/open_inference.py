@@ -154,6 +154,9 @@ class OpenInferenceEngine:
     Args:
         settings: Its limits.
         transport: How to reach the servers; a test's own.
+
+    Attributes:
+        served_elsewhere: Services with models that another engine runs: theirs here may all be absent at first.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class OpenInferenceEngine:
         self._changing = asyncio.Lock()
         self._started = 0
         self._closed = False
+        self.served_elsewhere: frozenset[str] = frozenset()
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every served model now, in the order they came."""
@@ -346,7 +350,8 @@ class OpenInferenceEngine:
         Raises:
             CapabilityError: One has none.
         """
-        ready = served | {remote.spec.service for remote in fresh if remote.state is ReplicaState.READY}
+        ready = {remote.spec.service for remote in fresh if remote.state is ReplicaState.READY}
+        ready |= served | self.served_elsewhere
         for remote in fresh:
             if remote.spec.service not in ready:
                 raise CapabilityError(

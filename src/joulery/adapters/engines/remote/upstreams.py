@@ -5,6 +5,9 @@ wait here, where the policy can still choose who answers them. The layout says h
 :class:`~joulery.domain.serving.mix.VariantMix` steers requests from one moment to the next, and neither starts or stops
 anything on the servers. A request whose upstream is not reached, is not ready or is full goes to another variant,
 unless it names one; a server that was lost gets no more requests until it answers that it is ready.
+
+Some of the variants may run on this machine (:mod:`~joulery.adapters.engines.remote.beside_upstreams`): a slot asks
+them as it asks a server.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import httpx
 
+from joulery.adapters.engines.remote.beside_upstreams import LocalVariants
 from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine, OpenInferenceSettings
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, QueueLimits, Server, Ticket
@@ -25,6 +29,7 @@ from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     ModelKind,
+    ModelRef,
     Outcome,
     QueuedRequest,
     ReplicaSpec,
@@ -42,6 +47,8 @@ _SMOOTHING = 0.1
 """Weight of the newest time in the mean that ``Retry-After`` is computed from."""
 _UNBOUNDED = 1_000_000
 _WHOLE = Slice(SliceKind.WHOLE)
+_Models = Collection[tuple[str, str, ModelRef]]
+"""``(service, variant, model)`` of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,14 +122,17 @@ class UpstreamEngine(ServiceMixes):
     Args:
         settings: Its limits; ``queue`` bounds the requests that wait for one service.
         transport: How to reach the servers; a test's own.
+        local: The variants that run on this machine; None where all are on other servers.
     """
 
     def __init__(
         self,
         settings: OpenInferenceSettings | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        local: LocalVariants | None = None,
     ) -> None:
         super().__init__()
+        self._local = local
         self.settings = settings or OpenInferenceSettings()
         self._wire = OpenInferenceEngine(replace(self.settings, queue=_UNBOUNDED, absent_ok=True), transport)
         self._services: dict[str, _Service] = {}
@@ -137,7 +147,9 @@ class UpstreamEngine(ServiceMixes):
         views = []
         for service in self._services.values():
             for server in service.queue.servers:
-                slot, there = server.payload, upstream[service.name, server.variant]
+                slot = server.payload
+                here = None if self._local is None else self._local.view(service.name, server.variant)
+                there = here or upstream.get((service.name, server.variant)) or _starting(slot)
                 lost = [name for name in server.warm if not self._is_up(service.name, name)]
                 views.append(
                     replace(
@@ -203,14 +215,14 @@ class UpstreamEngine(ServiceMixes):
         """Make ``target`` the set of slots; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
             start_s, start = unix_s(), time.monotonic()
-            for spec in target:
-                if any(model.kind is not ModelKind.REMOTE for _, model in spec.models):
-                    raise ConfigError(f"{spec.service}/{spec.variant} is a model of this machine", got=str(spec.model))
-            models = {(spec.service, name, model) for spec in target for name, model in spec.models}
+            every = {(spec.service, name, model) for spec in target for name, model in spec.models}
+            models = {one for one in every if one[2].kind is ModelKind.REMOTE}
+            for service, name, model in every - models if self._local is None else ():
+                raise ConfigError(f"{service}/{name} is a model of this machine", got=str(model))
             ends = {name for name in self._services if name not in {spec.service for spec in target}}
             for name in ends:
                 await self._drained(self._services[name])
-            await self._wire.apply([ReplicaSpec(service, name, _WHOLE, model) for service, name, model in models])
+            startup_cpu_s = await self._reach(models, every - models)
             before = [server.payload.spec for service in self._services.values() for server in service.slots]
             for name in ends:
                 del self._services[name]
@@ -225,8 +237,28 @@ class UpstreamEngine(ServiceMixes):
                 start_s=start_s,
                 ready_s=took_s,
                 duration_s=took_s,
-                startup_cpu_s=0.0,
+                startup_cpu_s=startup_cpu_s,
             )
+
+    async def _reach(self, servers: _Models, here: _Models) -> float:
+        """Have the models of servers and of this machine ready; CPU seconds that it took on this machine.
+
+        Raises:
+            JouleryError: One cannot be loaded, or a service has none; the former models stay.
+        """
+        specs = [ReplicaSpec(service, name, _WHOLE, model) for service, name, model in servers]
+        if self._local is None:
+            await self._wire.apply(specs)
+            return 0.0
+        former = self._local.models
+        spent_s = await self._local.apply(here)
+        self._wire.served_elsewhere = frozenset(service for service, _, _ in here)
+        try:
+            await self._wire.apply(specs)
+        except BaseException:
+            await self._local.apply(former)
+            raise
+        return spent_s
 
     async def close(self) -> None:
         """Let what was sent finish within ``drain_s``, give up what waits; the servers stay as they are."""
@@ -242,6 +274,8 @@ class UpstreamEngine(ServiceMixes):
         for call in self._running():
             _fail(call, RequestError("the engine was closed before this request was done", Outcome.UNAVAILABLE))
         await self._wire.close()
+        if self._local is not None:
+            await self._local.close()
 
     def _running(self) -> list[_Call]:
         servers = [server for service in self._services.values() for server in service.queue.servers]
@@ -281,6 +315,8 @@ class UpstreamEngine(ServiceMixes):
         self._pump(service)
 
     def _is_up(self, service: str, variant: str) -> bool:
+        if self._local is not None and self._local.has(service, variant):
+            return self._local.is_up(service, variant)
         views = self._wire.replicas()
         return any(
             (view.spec.service, view.spec.variant) == (service, variant) and view.state is ReplicaState.READY
@@ -334,10 +370,11 @@ class UpstreamEngine(ServiceMixes):
             took_s = answer.end_s - answer.start_s
             service.mean_s += (took_s - service.mean_s) * (_SMOOTHING if service.mean_s else 1.0)
             if not call.answer.done():
-                # The seconds of a slot are what a variant is charged by: its profile has the watts of a busy slot.
-                busy_s = unix_s() - call.start_s
+                # The seconds of a slot are what an upstream is charged by: its profile has the watts of a busy slot.
+                # A model of this machine is charged its CPU seconds.
+                cost_s = unix_s() - call.start_s if math.isnan(answer.cpu_s) else answer.cpu_s
                 call.answer.set_result(
-                    answer._replace(replica=slot.name, arrival_s=call.arrival_s, start_s=call.start_s, cpu_s=busy_s)
+                    answer._replace(replica=slot.name, arrival_s=call.arrival_s, start_s=call.start_s, cpu_s=cost_s)
                 )
 
     async def _asked(self, service: _Service, call: _Call) -> InferResponse:
@@ -356,7 +393,11 @@ class UpstreamEngine(ServiceMixes):
             call.variant = variant
             left_s = max(call.until_s - time.monotonic(), 1e-3)
             try:
-                answer = await self._wire.infer(service.name, call.request._replace(variant=variant, timeout_s=left_s))
+                request = call.request._replace(variant=variant, timeout_s=left_s)
+                if self._local is not None and self._local.has(service.name, variant):
+                    answer = await self._local.infer(service.name, request)
+                else:
+                    answer = await self._wire.infer(service.name, request)
                 return answer._replace(attempts=attempts)
             except RequestError as error:
                 if error.outcome not in _TRIED_ELSEWHERE:
@@ -368,6 +409,11 @@ class UpstreamEngine(ServiceMixes):
         if busy is not None:
             raise busy
         raise self._none_up(service.name, every)
+
+
+def _starting(slot: _Slot) -> ReplicaView:
+    """What can be seen of a slot whose model is not there yet."""
+    return ReplicaView(slot.name, slot.spec, ReplicaState.STARTING)
 
 
 def _overloaded(service: _Service, message: str) -> RequestError:

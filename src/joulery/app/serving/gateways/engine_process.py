@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -71,22 +71,31 @@ class EnginePlan:
         serving: Which engine, and its limits.
         cores: CPU cores of an embedded engine.
         upstreams: Whether the services are on other servers.
+        here: Of services with some variants on this machine and some on other servers, the cores of each replica.
     """
 
     serving: ServingConfig
     cores: tuple[int, ...]
     upstreams: bool
+    here: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, serving: ServingConfig, cores: tuple[int, ...], *, upstreams: bool) -> EnginePlan:
+    def of(
+        cls,
+        serving: ServingConfig,
+        cores: tuple[int, ...],
+        *,
+        upstreams: bool,
+        here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
+    ) -> EnginePlan:
         """The plan of a site; where gateways listen makes no other engine."""
         gone = dict.fromkeys(("grpc", "token", "token_file", "tls", "gateways"))
-        return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams)
+        return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams, here)
 
     def engine(self) -> Engine:
         """The engine; it runs nothing yet."""
         stderr = sys.stderr.fileno()
-        return site_engine(self.serving, cores=self.cores, stderr=stderr, upstreams=self.upstreams)
+        return site_engine(self.serving, cores=self.cores, stderr=stderr, upstreams=self.upstreams, here=self.here)
 
 
 def main(argument: str) -> int:

@@ -17,6 +17,7 @@ from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
 from joulery.app.serving.gateways.engine_process import PID, EnginePlan
 from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
+from joulery.app.serving.service import cores_beside_upstreams
 from joulery.config.serving import RayEngine
 from joulery.config.site import Site
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, JouleryError
@@ -123,7 +124,8 @@ class GatewayGroup:
         """The engine server's engine; it is made when replicas are first asked for."""
         from joulery.app.serving.gateway_handle import has_upstreams
 
-        plan = EnginePlan.of(site.serving, cores, upstreams=has_upstreams(site))
+        upstreams, here = has_upstreams(site), cores_beside_upstreams(site)
+        plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
         made.next, made.on_batch, made.prepare = self._found.first, self._take, self._prepare
