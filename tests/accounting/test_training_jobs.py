@@ -82,6 +82,7 @@ def test_a_window_opens_at_the_first_progress_and_is_read_where_progress_moves()
 
     # Opened at t=40 (0.01), read at t=100 (0.04): 0.03 for 600 J.
     assert tally.efficiency == {1: pytest.approx(0.03 / 600)}
+    assert tally.job_w == {1: pytest.approx(600 / 60)}
     assert tally.slot_w == pytest.approx(5.0)
     assert tally.rate_per_slot_s == pytest.approx(0.03 / 60)
     assert tally.remaining_s == pytest.approx((1 - 0.04) / 0.0005)

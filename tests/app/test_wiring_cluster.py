@@ -39,6 +39,7 @@ RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING,
         ({"ageing": "1 d"}, "ageing_s", 86_400.0),
         ({"preempt_after": "5 min"}, "preempt_after_s", 300.0),
         ({"order": "first-come"}, "order", "first-come"),
+        ({"price_ratio": 0.3}, "price_ratio", 0.3),
     ],
 )
 def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field: str, expected: object) -> None:
@@ -49,6 +50,14 @@ def test_every_knob_of_a_site_reaches_the_policy(section: dict[str, Any], field:
         assert changed <= {field}
     plain = green_policy(JobsConfig())
     assert plain == Green() and plain.theta == 0.3
+
+
+def test_lean_sizes_jobs_by_a_price_of_their_time_unless_the_site_states_a_gamma() -> None:
+    prices = {"": 0.17, "gamma": None, "price_ratio": 0.3}
+    for key, expected in prices.items():
+        section = {"kind": "lean", **({"gamma": 0.8} if key == "gamma" else {"price_ratio": 0.3} if key else {})}
+        assert green_policy(JobsConfig.model_validate({"policy": section})).price_ratio == expected
+    assert green_policy(JobsConfig.model_validate({"policy": {"kind": "frugal"}})).price_ratio is None
 
 
 def test_bounds_on_waiting_are_counted_in_quanta_unless_the_site_says_otherwise() -> None:

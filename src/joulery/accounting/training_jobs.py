@@ -79,6 +79,7 @@ class Tally:
         progress_ratio: Last progress.
         rate_per_slot_s: Progress a second and slot in the last window; NaN before.
         efficiency: Progress per joule by number of slots.
+        job_w: Power of the job by number of slots, W, over the same windows.
         quality: Weakest quality of the energy.
         window: The present stretch; None while it waits.
     """
@@ -93,6 +94,7 @@ class Tally:
     progress_ratio: float = field(default=float("nan"))
     rate_per_slot_s: float = field(default=float("nan"))
     efficiency: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    job_w: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     quality: Quality = Quality.MEASURED
     window: JobWindow | None = None
 
@@ -202,8 +204,10 @@ def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
     if not window.energy_j > 0:
         return tally
     known = {**tally.efficiency, window.slots: gained / window.energy_j}
+    job_w = MappingProxyType({**tally.job_w, window.slots: window.energy_j / window.elapsed_s})
     slot_w = window.slot_j / window.elapsed_s / window.slots
-    return replace(tally, efficiency=MappingProxyType(known), slot_w=slot_w if slot_w > 0 else tally.slot_w)
+    slot_w = slot_w if slot_w > 0 else tally.slot_w
+    return replace(tally, efficiency=MappingProxyType(known), job_w=job_w, slot_w=slot_w)
 
 
 def _later(old: float, new: float) -> float:

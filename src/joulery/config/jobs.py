@@ -46,6 +46,10 @@ class GreenConfig(Section):
     """Share of the slots that jobs still being sized may take."""
     gamma: Ratio | None = None
     """Least efficiency relative to one slot at which a job still grows; the policy's own rule when left out."""
+    price_ratio: Annotated[float, Field(ge=0, le=10)] | None = None
+    """Worth of a second of completion time, as a share of what the average kind of job draws on its fewest slots: a
+    measured kind runs on the slots at which work costs least at that price. The kind's own (lean 0.17, else none, jobs
+    then grow by gamma) when left out; none with a gamma."""
     cap: Annotated[int, Field(ge=1)] | None = None
     """Most slots a job; max(2, slots / 16), with swift and lean 8, when left out."""
     shift: Literal["mirrored", "paper"] | None = None

@@ -141,6 +141,29 @@ def test_a_job_that_reports_progress_is_judged_by_it(node: Node) -> None:
     assert [entry for entry in node.said if entry["kind"] == "limit"][-1]["work"] == "progress"
 
 
+def test_a_job_that_reports_only_after_loading_its_data_is_judged_anew_by_its_progress(node: Node) -> None:
+    """Its clock falls with the limit and its progress does not: by busy cycles it would stay at 83 %."""
+    node.placed = (on(7, 0),)
+    node.run(1500.0)
+    assert node.limits_w[0] == pytest.approx(333.0, abs=1)
+    by_cycles = node.book.read(f"ann/train on 1 × {A100} at 400 W by busy cycles")
+    begun_s, limits_w = node.now_s, []
+
+    def report() -> None:
+        node.reported[7] = ((node.now_s - begun_s) / 1e5, node.now_s)
+        limits_w.append(node.limits_w[0])
+
+    node.run(2000.0, report)
+    assert 400.0 in limits_w, "full power is measured by progress, too"
+    assert node.limits_w[0] == 200.0
+    by_progress = node.book.read(f"ann/train on 1 × {A100} at 400 W")
+    assert by_cycles and by_progress and by_cycles != by_progress
+    node.said.clear()
+    node.placed = (on(8, 0),)
+    node.run(1500.0, lambda: node.reported.update({8: (node.now_s / 1e5, node.now_s)}))
+    assert {entry["ratio"] for entry in node.said if entry["kind"] == "limit" and entry["job"] == 8} == {0.5}
+
+
 def test_a_job_whose_reports_stop_returns_to_full_power(node: Node) -> None:
     node.placed = (on(7, 0),)
     node.run(1500.0, lambda: node.reported.update({7: (node.now_s / 1e5, node.now_s)}))
@@ -211,7 +234,7 @@ def test_a_job_on_two_nodes_has_one_limit_on_all_its_boards_and_all_are_given_ba
     run(3000.0)
     assert first.limits_w == second.limits_w == [pytest.approx(333.0, abs=1)] * 2
     assert len(list((tmp_path / "shared").iterdir())) == 2
-    assert first.book.read("ann/train on 2 × " + A100 + " at 400 W on each of 2 nodes")
+    assert first.book.read("ann/train on 2 × " + A100 + " at 400 W on each of 2 nodes by busy cycles")
 
     second.placed = (*second.placed, on(8, 1))
     second.run(2.0)

@@ -40,6 +40,14 @@ def test_a_job_that_ends_before_its_limit_is_learned_is_never_limited() -> None:
     assert one(600.0).job_j == pytest.approx([TABLE.job_w[5, 1] * 600.0], rel=1e-12)
 
 
+def test_the_next_job_of_a_kind_on_as_many_gpus_is_limited_sooner() -> None:
+    columns = (np.array([0.0, 9000.0, 20_000.0]), np.full(3, 7200.0), np.full(3, 5), np.array([1, 1, 2]), np.full(3, 2))
+    run = run_training_cluster(learning(nodes=1), Jobs(*columns), Fifo())
+    assert run.jct_s[:2] == pytest.approx([600.0 + 6600.0 * 1.13, 300.0 + 6900.0 * 1.13])
+    speed = TABLE.speedup[5, 2]
+    assert run.jct_s[2] == pytest.approx(600.0 + (7200.0 / speed - 600.0) * 1.13), "two GPUs are another kind"
+
+
 def test_a_kind_without_a_limit_never_waits_for_one() -> None:
     none = (np.full(8, np.inf), np.full(8, np.inf))
     free = cluster(full_table=TABLE, learning_s=none)

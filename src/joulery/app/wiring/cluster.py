@@ -205,6 +205,8 @@ def green_policy(jobs: JobsConfig) -> Green:
     policy = green_paper() if config.kind == "green-paper" else own_bounds
     if config.kind in LEAN:
         policy = replace(policy, **LEAN[config.kind], name=config.kind)
+    if config.gamma is not None or config.price_ratio is not None:
+        policy = replace(policy, price_ratio=config.price_ratio)
     if config.by_progress is not None:
         policy = replace(policy, progress_after_s=quantum_s if config.by_progress else None)
     own: dict[str, Any] = {

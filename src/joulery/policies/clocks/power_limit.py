@@ -27,6 +27,8 @@ LIMIT_RATIOS = (0.917, 0.833, 0.75, 0.667, 0.583, 0.5)
 """Limits to try, as shares of full power, highest first: those of Zeus's measurements (275 to 150 of 300 W)."""
 _AFFORDED = 0.25
 """Share of a trial that its job must be able to lose: a limit that loses more is certainly beyond the bound."""
+_AFFORDED_KNOWN = 0.1
+"""The same for a limit within the bound on earlier jobs of the kind."""
 _CHANGED = 0.05
 """A speed at full power that differs by more than this is another speed."""
 _NOISE = 0.01
@@ -196,7 +198,10 @@ class PowerLimitTuner:
     @property
     def trial_credit_s(self) -> float:
         """Credit that a trial needs, s."""
-        return _AFFORDED * (self.settle_s + self.trial_s) + 2 * self.period_s
+        return self._credit_for(_AFFORDED)
+
+    def _credit_for(self, afforded: float) -> float:
+        return afforded * (self.settle_s + self.trial_s) + 2 * self.period_s
 
     def initial(self) -> PowerLimitState:
         """Full power, nothing known."""
@@ -302,8 +307,10 @@ class PowerLimitTuner:
         """Begin the next trial, review full power, or return to the best limit once there is credit for it."""
         if state.phase is not LimitPhase.HOLD:
             return self._done(state, view, f"{state.phase} at {100 * state.ratio:.0f} %")
-        if state.credit_s < self.trial_credit_s:
-            return self._done(state, view, f"{state.credit_s:.0f} s of {self.trial_credit_s:.0f} s of credit")
+        known = view.known and not state.tried
+        needed_s = self._credit_for(_AFFORDED_KNOWN if known else _AFFORDED)
+        if state.credit_s < needed_s:
+            return self._done(state, view, f"{state.credit_s:.0f} s of {needed_s:.0f} s of credit")
         if (ratio := self._next(state, view)) is not None:
             state = self._at(replace(state, phase=LimitPhase.TRIAL), ratio, view)
             return self._done(state, view, f"tries {100 * ratio:.0f} % of its power")

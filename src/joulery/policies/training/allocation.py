@@ -45,6 +45,8 @@ class ClusterView:
         round_s: Time until the next round.
         wake_s: Time a suspended node takes to come back.
         ended_gpu_s: GPU-seconds of the jobs that ended last, oldest first, float64[ended]; None where unknown.
+        job_w: Power of the whole job at its present number of GPUs, W, float64[n]; NaN until measured there, None where
+            nothing measures it.
     """
 
     now_s: float
@@ -73,6 +75,7 @@ class ClusterView:
     round_s: float = 1800.0
     wake_s: float = 0.0
     ended_gpu_s: FloatArray | None = None
+    job_w: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.job)

@@ -8,9 +8,8 @@ running job is moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -34,6 +33,7 @@ from joulery.policies.training.queues import (
 )
 from joulery.policies.training.service_order import first_come, length_scv
 from joulery.policies.training.waiting import WaitingJobs, decide_waiting
+from joulery.policies.training.widths import NO_POINTS, JobWidths, Points, prices, with_measured, with_power
 
 ServiceOrder = Literal["service", "first-come", "observed"]
 """Orders of service."""
@@ -47,11 +47,13 @@ class GreenState:
         jobs: What is known of each unfinished job.
         profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
         first_come: Whether jobs are served in the order of their submission.
+        power_w: For each recurring kind, the power of a job by number of GPUs, W, where jobs are sized by a price.
     """
 
     jobs: Mapping[int, TrackedJob]
-    profile: Mapping[int, Mapping[int, float]]
+    profile: Points
     first_come: bool = False
+    power_w: Points = field(default_factory=lambda: NO_POINTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class Green:
             (:mod:`~joulery.policies.training.service_order`); ``service`` as long as no lengths are known.
         delay_ratio: A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of
             what a GPU of the median job emits in an hour at the mean intensity ahead; None to ignore deadlines.
+        price_ratio: Kinds of jobs that were measured run on as many GPUs as cost least where a second of completion
+            time is worth so much of what the average kind draws on its fewest GPUs, at the mean intensity of the window
+            (:mod:`~joulery.policies.training.widths`); ``gamma`` then holds for other jobs. None for gamma throughout.
     """
 
     mu: float = 2.0
@@ -126,6 +131,7 @@ class Green:
     fixed_gpus: int | None = None
     node_gpus: int | None = None
     delay_ratio: float | None = 0.6
+    price_ratio: float | None = None
     order: ServiceOrder = "observed"
     name: str = "green"
 
@@ -138,6 +144,8 @@ class Green:
             raise ConfigError("oldest_share is a share of the GPUs", got=str(self.oldest_share), expected="0 to 1")
         if not 0 < self.hysteresis <= 1:
             raise ConfigError("hysteresis must lie in (0, 1]", got=str(self.hysteresis))
+        if self.price_ratio is not None and not 0 <= self.price_ratio < float("inf"):
+            raise ConfigError("a price is at least 0", pointer="price_ratio", got=str(self.price_ratio))
         if self.delay_ratio is not None and not self.delay_ratio >= 0:
             raise ConfigError("a delay has no negative price", pointer="delay_ratio", got=str(self.delay_ratio))
         for knob, least in _LEAST_OF:
@@ -158,6 +166,7 @@ class Green:
             "jobs": {str(job): list(astuple(known)) for job, known in state.jobs.items()},
             "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
             "first_come": state.first_come,
+            "power_w": {str(kind): {str(n): w for n, w in points.items()} for kind, points in state.power_w.items()},
         }
 
     def recall(self, document: Mapping[str, Mapping[str, Any]]) -> GreenState:
@@ -168,12 +177,14 @@ class Green:
         """
         try:
             jobs = {int(job): TrackedJob(*known) for job, known in document["jobs"].items()}
-            profile = {
-                int(kind): {int(n): float(d) for n, d in points.items()} for kind, points in document["profile"].items()
-            }
+            profile, power_w = (
+                {int(kind): {int(n): float(value) for n, value in points.items()} for kind, points in table.items()}
+                for table in (document["profile"], document.get("power_w", {}))
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not the memory of a training policy: {error}") from error
-        return GreenState(MappingProxyType(jobs), MappingProxyType(profile), bool(document.get("first_come")))
+        first_come = bool(document.get("first_come"))
+        return GreenState(MappingProxyType(jobs), MappingProxyType(profile), first_come, MappingProxyType(power_w))
 
     def initial(self) -> GreenState:
         """Empty queues, nothing known."""
@@ -181,14 +192,12 @@ class Green:
 
     def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
         """One round: measure, grow, settle, rank, allocate."""
-        profile = self._learn(state.profile, view)
-        gamma = self._gamma(state, view)
-        newcomer = cache(partial(self._newcomer, profile, gamma, view))
-        jobs = self._settle(state, newcomer, view, gamma)
+        widths = self._widths(state, view)
+        jobs = self._settle(state, widths, view)
         wait = self._waiting(state, jobs, view)
         due = frozenset(wait.due)
         if self.regrow:
-            self._widen(jobs, newcomer, view, wait.held | due)
+            self._widen(jobs, widths, view, wait.held | due)
         number = view.job.tolist()
         ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
         upper = [row for row in ranked if jobs[number[row]].upper]
@@ -198,7 +207,7 @@ class Green:
             run, jobs, rest = fill_in_order(view, jobs, first, ranked)
         else:
             run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
-        newcomers = {kind: newcomer(kind, view.gpus, 1).gpus for kind in profile}
+        newcomers = {kind: widths.newcomer(kind, view.gpus).gpus for kind in widths.profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
@@ -218,7 +227,7 @@ class Green:
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
         patient = self.delay_ratio is not None and view.deadline_s is not None
         wake_s = None if upper or rest or patient else float("inf")
-        return Step(GreenState(MappingProxyType(jobs), profile, in_order), (decision,), wake_s)
+        return Step(GreenState(MappingProxyType(jobs), widths.profile, in_order, widths.power_w), (decision,), wake_s)
 
     def _first_come(self, state: GreenState, view: ClusterView) -> bool:
         """Whether the jobs are served in the order of their submission."""
@@ -258,16 +267,24 @@ class Green:
             waited_s[list(wait.reserved)] = 0.0
         return float(np.max(waited_s, initial=0.0)) > self.lift_after_s
 
-    def _wider(self, gpus: int) -> int:
-        """The next number of GPUs a job grows to."""
-        if self.node_gpus is None or gpus < self.node_gpus:
-            return gpus + 1
-        return (gpus // self.node_gpus + 1) * self.node_gpus
-
-    def _narrower(self, gpus: int) -> int:
-        if self.node_gpus is None or gpus <= self.node_gpus:
-            return gpus - 1
-        return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
+    def _widths(self, state: GreenState, view: ClusterView) -> JobWidths:
+        """How jobs are sized in this round, with what its jobs show."""
+        profile, power_w = state.profile, state.power_w
+        if self.profile_cache:
+            profile = with_measured(profile, view)
+            power_w = power_w if self.price_ratio is None else with_power(power_w, view)
+        now, trying = None, frozenset[int]()
+        if self.price_ratio is not None:
+            tracked = [state.jobs.get(job) for job in view.job.tolist()]
+            running, kinds = view.running.tolist(), view.kind.tolist()
+            waiting = sum(not n and not (one and one.reserved) for n, one in zip(running, tracked, strict=True))
+            now = prices(self.price_ratio, power_w, view, waiting)
+            trying = frozenset(
+                kind for kind, one in zip(kinds, tracked, strict=True)
+                if one and one.upper and one.gpus not in profile.get(kind, ())
+            )  # fmt: skip
+        gamma = self._gamma(state, view)
+        return JobWidths(profile, power_w, gamma, self._cap(view), self.node_gpus, self.fixed_gpus, now, set(trying))
 
     def _cap(self, view: ClusterView) -> int:
         return max(2, view.gpus // 16) if self.cap is None else self.cap
@@ -285,31 +302,8 @@ class Green:
             return base
         return base + (self.carbon_gamma if view.hour == "dirty" else -self.carbon_gamma)
 
-    def _learn(
-        self, profile: Mapping[int, Mapping[int, float]], view: ClusterView
-    ) -> Mapping[int, Mapping[int, float]]:
-        """The profile with every new point that this round's jobs show."""
-        if not self.profile_cache:
-            return profile
-        fresh = [
-            (kind, gpus, degradation)
-            for kind, gpus, degradation in zip(
-                view.kind.tolist(), view.running.tolist(), view.degradation.tolist(), strict=True
-            )
-            if kind >= 0 and gpus > 0 and degradation == degradation and gpus not in profile.get(kind, ())
-        ]
-        if not fresh:
-            return profile
-        learnt = {kind: dict(points) for kind, points in profile.items()}
-        for kind, gpus, degradation in fresh:
-            learnt.setdefault(kind, {})[gpus] = degradation
-        return MappingProxyType(learnt)
-
-    def _settle(
-        self, state: GreenState, newcomer: Callable[[int, int, int], TrackedJob], view: ClusterView, gamma: float
-    ) -> dict[int, TrackedJob]:
+    def _settle(self, state: GreenState, widths: JobWidths, view: ClusterView) -> dict[int, TrackedJob]:
         """Where every job stands after this round's measurements: its queue and its number of GPUs."""
-        cap = self._cap(view)
         jobs: dict[int, TrackedJob] = {}
         rows = zip(
             view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),
@@ -317,55 +311,16 @@ class Green:
             repeat(1, len(view)) if view.min_gpus is None else view.min_gpus.tolist(), strict=True,
         )  # fmt: skip
         for job, running, most, kind, remaining_s, degradation, least in rows:
-            known = state.jobs.get(job) or newcomer(kind, most, least)
+            known = state.jobs.get(job) or widths.newcomer(kind, most, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
                     known = TrackedJob(known.upper, known.gpus, degradation, known.skipped, known.reserved)
                 if known.upper and running == known.gpus:
-                    known = self._grow(known, max(least, min(most, cap)), gamma, remaining_s, view.restart_s, least)
+                    known = widths.grown(known, kind, most, remaining_s, view.restart_s, least)
             jobs[job] = known
         return jobs
 
-    def _newcomer(
-        self,
-        profile: Mapping[int, Mapping[int, float]],
-        gamma: float,
-        view: ClusterView,
-        kind: int,
-        most: int,
-        least: int,
-    ) -> TrackedJob:
-        """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
-        most = max(least, min(most, self._cap(view)))
-        if self.fixed_gpus is not None:
-            return TrackedJob(True, max(least, min(self.fixed_gpus, most)))
-        points = profile.get(kind, {})
-        gpus = least
-        while (wider := self._wider(gpus)) <= most and points.get(wider, 0.0) >= gamma:
-            gpus = wider
-        return TrackedJob(wider <= most and wider not in points, gpus)
-
-    def _grow(
-        self, known: TrackedJob, most: int, gamma: float, remaining_s: float, restart_s: float, least: int = 1
-    ) -> TrackedJob:
-        """One more GPU, or down to the lower queue with the last number that paid."""
-        if self.fixed_gpus is not None:
-            return replace(known, upper=False)
-        bar = gamma - (0.05 if remaining_s > 36_000.0 else 0.0)
-        if known.degradation < bar:
-            return replace(known, upper=False, gpus=max(least, self._narrower(known.gpus)))
-        wider = self._wider(known.gpus)
-        if wider > most or remaining_s / known.gpus < 2.0 * restart_s:
-            return replace(known, upper=False)
-        return replace(known, gpus=wider)
-
-    def _widen(
-        self,
-        jobs: dict[int, TrackedJob],
-        newcomer: Callable[[int, int, int], TrackedJob],
-        view: ClusterView,
-        fixed: frozenset[int],
-    ) -> None:
+    def _widen(self, jobs: dict[int, TrackedJob], widths: JobWidths, view: ClusterView, fixed: frozenset[int]) -> None:
         """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place.
 
         The rows ``fixed`` keep their size.
@@ -382,7 +337,8 @@ class Green:
             known = jobs[number[row]]
             if known.upper or running != known.gpus or row in fixed:
                 continue
-            wide = newcomer(kinds[row], most[row], 1 if view.min_gpus is None else int(view.min_gpus[row])).gpus
+            least = 1 if view.min_gpus is None else int(view.min_gpus[row])
+            wide = widths.wanted(kinds[row], most[row], least, float(view.executed_s[row]))
             if 0 < wide - running <= room:
                 jobs[number[row]] = replace(known, gpus=wide)
                 room -= wide - running
@@ -474,7 +430,7 @@ def green_paper(**changes: object) -> Green:
 LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "swift": MappingProxyType({"gamma_low": 0.75, "cap": 8}),
-        "lean": MappingProxyType({"gamma_low": 0.85, "gamma_from": 0.8, "cap": 8}),
+        "lean": MappingProxyType({"gamma_low": 0.85, "gamma_from": 0.8, "cap": 8, "price_ratio": 0.17}),
         "frugal": MappingProxyType({}),
     }
 )

@@ -37,9 +37,9 @@ _PATIENCE_S = 30.0
 
 @dataclass(slots=True)
 class _Work:
-    """Progress of a job against time; ``cycles`` once it proved to report too rarely."""
+    """Progress of a job against time, and its measure of work: ``busy cycles`` for as long as it reports too rarely."""
 
-    first_s: float
+    since_s: float
     source: str = ""
     ratio: float = math.nan
     at_s: float = math.nan
@@ -47,14 +47,19 @@ class _Work:
     delay_s: float = math.inf
 
     def look(self, now_s: float, progress: tuple[float, float], window_s: float) -> None:
-        """Take a look at the progress: its value, and when it was written."""
+        """Take a look at the progress: its value, and when it was written.
+
+        A job may load its data for longer than the window, or report late on a busy machine: it is judged in every
+        window until it reports often enough.
+        """
         ratio, written_s = progress
         if not math.isnan(ratio) and ratio != self.ratio:
             self.changes += not math.isnan(self.ratio)
             self.delay_s = min(self.delay_s, now_s - written_s)  # the disk's clock may be another one
             self.ratio, self.at_s = ratio, min(written_s + self.delay_s, now_s)
-        if not self.source and now_s - self.first_s >= window_s:
+        if self.source != "progress" and now_s - self.since_s >= window_s:
             self.source = "progress" if self.changes >= _REPORTS else "busy cycles"
+            self.since_s, self.changes = now_s, 0
 
 
 @dataclass(slots=True)
@@ -71,6 +76,11 @@ class _Job:
     refused: str = ""
     reason: str = ""
     nodes: JobNodes | None = None
+
+    @property
+    def measured_kind(self) -> str:
+        """The kind in the book: what a limit costs by busy cycles is not what it costs by progress."""
+        return f"{self.kind} by busy cycles" if self.work.source == "busy cycles" else self.kind
 
 
 @dataclass(slots=True)
@@ -185,10 +195,13 @@ class JobLimits:
         job = self._jobs.get(one.job)
         if job is None:
             job = self._jobs[one.job] = _Job(self.devices_of(one), self._kind(one), _Work(now_s), self.tuner.initial())
-            job.known, job.nodes = self._known(job.kind), self._nodes(one)
+            job.nodes = self._nodes(one)
+        judged_by = job.work.source
         job.work.look(now_s, self.progress(one.job), self.tuner.trial_s)
         if not job.work.source:
             return
+        if job.work.source != judged_by:
+            self._judge(one, job, anew=judged_by != "")
         energy_j = sum(readings[gpu][0] for gpu in self.devices_of(one))
         cycles = sum(readings[gpu][1] for gpu in self.devices_of(one))
         full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
@@ -212,6 +225,16 @@ class JobLimits:
             for decision in step.decisions:
                 self._set(one.job, job, float(decision.value), decision.reason)
         self._remember(job)
+
+    def _judge(self, one: Placement, job: _Job, *, anew: bool) -> None:
+        """Start from what is known of the kind by the job's measure of work; what busy cycles said is forgotten."""
+        job.known = self._known(job)
+        if anew:
+            self._give_back(one.job, job, "it reports its progress now: it is measured anew")
+            job.state, job.written = self.tuner.initial(), False
+            self._left_alone.pop(one.job, None)
+            if job.nodes is not None:
+                job.nodes.forget()
 
     def _nodes(self, one: Placement) -> JobNodes | None:
         """What agrees with the other nodes of a job on several; None for a job on this one alone."""
@@ -274,17 +297,17 @@ class JobLimits:
         nodes = f" on each of {one.nodes} nodes" if one.nodes > 1 else ""
         return f"{one.kind} on {len(self.devices_of(one))} × {first.model} at {first.full_w:g} W{nodes}"
 
-    def _known(self, kind: str) -> tuple[LimitPoint, ...]:
-        if self.book is None or not kind:
+    def _known(self, job: _Job) -> tuple[LimitPoint, ...]:
+        if self.book is None or not job.kind:
             return ()
-        return tuple(LimitPoint(*point) for point in self.book.read(kind))
+        return tuple(LimitPoint(*point) for point in self.book.read(job.measured_kind))
 
     def _remember(self, job: _Job) -> None:
         """Write down what the limits did once the search is over."""
         done = job.state.finished(self.tuner)
         if self.book is not None and job.kind and done and not job.written and job.state.points:
             points = [(point.ratio, point.slowdown, point.power_ratio) for point in job.state.points]
-            job.written = self.book.write(job.kind, points)
+            job.written = self.book.write(job.measured_kind, points)
 
 
 @contextmanager

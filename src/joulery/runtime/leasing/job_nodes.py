@@ -160,6 +160,11 @@ class JobNodes:
         """Take the note of this node back: the others return to full power."""
         self.notes.remove(self.job, self.host)
 
+    def forget(self) -> None:
+        """Forget what was learned: the job's work is measured another way from now on."""
+        self.state, self._slowest = self.tuner.initial(), SlowestRank(self.tuner.trial_s)
+        self._full_s = math.nan
+
     def _renewed_note(self, host: str, now_s: float) -> Mapping[str, Any] | None:
         """The note of another node; None where it is not renewed any more, or not known to be."""
         if (note := self.notes.read(self.job, host)) is None:
@@ -219,8 +224,7 @@ class JobNodes:
         if reason != self._why_not[0]:
             self._why_not = reason, now_s
         self.why_not = reason if now_s - self._why_not[1] >= self.patience_s else ""
-        self.state, self._slowest = self.tuner.initial(), SlowestRank(self.tuner.trial_s)
-        self._full_s = math.nan
+        self.forget()
         return 1.0, reason
 
 

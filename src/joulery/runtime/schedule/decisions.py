@@ -118,6 +118,7 @@ def cluster_view(
         **_deadlines(ordered, grid),
         round_s=round_s,
         ended_gpu_s=np.array(state.ended_slot_s, np.float64),
+        job_w=np.array([tally.job_w.get(n, math.nan) for tally, n in zip(tallies, running, strict=True)], np.float64),
     )
 
 

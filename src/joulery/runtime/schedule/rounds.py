@@ -267,7 +267,7 @@ def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str,
     """The policy's view, for the log."""
     names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
                "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus", "deadline_s", "longest_s",
-               "ahead_g_per_kwh", "round_s", "ended_gpu_s")  # fmt: skip
+               "ahead_g_per_kwh", "round_s", "ended_gpu_s", "job_w")  # fmt: skip
     return {
         "view": {
             **{name: getattr(view, name) for name in ("now_s", "gpus", "g_per_kwh", "mean_g_per_kwh", "restart_s")},

@@ -190,6 +190,7 @@ def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
     return {
         **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
         "efficiency": {str(slots): value for slots, value in tally.efficiency.items()},
+        "job_w": {str(slots): value for slots, value in tally.job_w.items()},
         "window": None if tally.window is None else asdict(tally.window),
         "seen": None if seen is None else [(name, astuple(total)) for name, total in seen.items()],
         "who": state.who.get(job),
@@ -228,7 +229,8 @@ def tally_from(document: Mapping[str, Any]) -> Tally:
     values = {name: _number(document[name]) for name in Tally.__dataclass_fields__ if name in document}
     window = document.get("window")
     values["window"] = None if window is None else JobWindow(**{name: _number(value) for name, value in window.items()})
-    values["efficiency"] = MappingProxyType({int(n): float(e) for n, e in document["efficiency"].items()})
+    for by_slots in ("efficiency", "job_w"):  # earlier versions wrote no power
+        values[by_slots] = MappingProxyType({int(n): float(value) for n, value in document.get(by_slots, {}).items()})
     values["quality"] = Quality(document["quality"])
     return Tally(**values)
 

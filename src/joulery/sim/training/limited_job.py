@@ -82,7 +82,7 @@ class LearnedLimit:
     Attributes:
         ratio: The limit, as a share of the board's.
         first_s: Productive time at full power before a new job runs under it, s.
-        again_s: The same for a job that goes on after a stop: what its limits did is known.
+        again_s: The same where what its limits did to the kind is known: it is tried once, and kept.
     """
 
     ratio: float
@@ -95,7 +95,7 @@ def learned_limits(
 ) -> Mapping[str, LearnedLimit]:
     """What the policy finds for each class on the measured response, and how long it takes. Modelled.
 
-    The time of the search counts as full power throughout, although the job runs under some limit for most of it.
+    The time of the first search counts as full power throughout, although the job runs under some limit for most of it.
     """
     return {job.name: _learned_limit(job.measured_name, job.gpu_w, tuner, board_w) for job in classes}
 
@@ -106,7 +106,9 @@ def _learned_limit(measured_name: str, gpu_w: float, tuner: PowerLimitTuner, boa
     run = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w)
     again = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w, known=run.state.points)
     ratio = tuner.best(run.state.points, run.state.full_w, board_w).ratio
-    return LearnedLimit(ratio, run.settled_s, min(run.settled_s, again.settled_s))
+    kept_s, kept = again.timeline[-1]
+    again_s = kept_s if kept == ratio < 1 else again.settled_s
+    return LearnedLimit(ratio, run.settled_s, min(run.settled_s, again_s))
 
 
 def _response(measured_name: str) -> Response:

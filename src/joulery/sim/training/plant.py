@@ -89,8 +89,9 @@ class Cluster:
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: The schedulers' forecast of intensity; None for the truth. The present hour is known.
         silent: No job reports progress.
-        learning_s: How long jobs run at full power before their limit is known, s: those that never ran, and those that
-            go on; each float64[kinds], infinite where the kind has no limit. None where limits are known at once.
+        learning_s: How long jobs run at full power before they are limited, s: the first of a kind on so many GPUs, and
+            those after it; each float64[kinds], infinite where the kind has no limit. None where limits are known at
+            once.
         placed: Whether a job needs nodes with room for it; otherwise any free GPUs will do.
         groups: Its groups of nodes where they differ; ``nodes`` and ``node`` then say nothing, and ``table`` has the
             rows of one group after those of another.
@@ -135,7 +136,8 @@ class Plant:
         n = len(jobs)
         self.row, self.others = jobs.kind.copy(), ()
         self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
-        self.full_power = False
+        self.full_power, self.lifted = False, np.zeros(n, np.bool_)
+        self.searched: set[tuple[int, int]] = set()
         self.accounts = JobAccounts(jobs.work_s)
         self.finish_s = np.full(n, np.nan)
         self.version = [0] * n
@@ -270,7 +272,8 @@ class Plant:
         accounts.start(job, now_s, self._integral(now_s), gpus, now_s + restart_s)
         self.most_gpus = max(self.most_gpus, self.gpus - self.free)
         learning_s = self._learning_s(job)
-        table = self.tables[self.full_power or learning_s > 0]
+        self.lifted[job] = self.full_power or learning_s > 0
+        table = self.tables[int(self.lifted[job])]
         self.power_w += accounts.set_rates(job, table, self.row.item(job))
         self._note_power(now_s)
         self.version[job] += 1
@@ -283,13 +286,18 @@ class Plant:
     def _learning_s(self, job: int) -> float:
         """How long a job that starts now runs at full power; 0 where its limit is known."""
         learning_s = self.cluster.learning_s
-        return 0.0 if learning_s is None else float(learning_s[int(self.accounts.executed_s[job] > 0)][self.row[job]])
+        if learning_s is None:
+            return 0.0
+        row = self.row.item(job)
+        return float(learning_s[(row, self.accounts.gpus.item(job)) in self.searched][row])
 
     def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
         """A job's power limit is learned: from now on it runs under it."""
         job, version = payload
         if version != self.version[job]:
             return
+        self.searched.add((self.row.item(job), self.accounts.gpus.item(job)))
+        self.lifted[job] = False
         self._account(now_s, job)
         full_w = self.accounts.job_w(job)
         self.power_w += self.accounts.set_rates(job, self.tables[0], self.row.item(job)) - full_w
@@ -401,7 +409,7 @@ class Plant:
         kind, carbon, table = self.jobs.kind[job], self.cluster.carbon, self.cluster.table
         start_s = math.floor(now_s / self.cluster.window_s) * self.cluster.window_s
         ahead = carbon if self.cluster.belief is None else self.cluster.belief
-        deadlines = self.jobs.deadline_s
+        deadlines, measured = self.jobs.deadline_s, accounts.measured(job, now_s)
         return ClusterView(
             now_s=now_s,
             gpus=self.gpus,
@@ -418,7 +426,7 @@ class Plant:
             attained_gpu_s=accounts.attained_s[job],
             remaining_s=np.full(len(job), np.nan) if self.cluster.silent else accounts.left_s[job],
             footprint_kg=accounts.job_kg[job],
-            degradation=np.where(accounts.measured(job, now_s), table.degradation[self.row[job], gpus], np.nan),
+            degradation=np.where(measured, table.degradation[self.row[job], gpus], np.nan),
             gpu_w=accounts.gpu_w[job],
             deadline_s=None if deadlines is None else deadlines[job],
             slowdown=None if deadlines is None else self.slowdown[kind],
@@ -427,6 +435,7 @@ class Plant:
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
             ended_gpu_s=self.ended_gpu_s[max(0, ended - ENDED_JOBS) : ended],
+            job_w=np.where(measured & ~self.lifted[job], table.job_w[self.row[job], gpus], np.nan),
         )
 
     def _act(self, now_s: float, decision: Decision) -> None:

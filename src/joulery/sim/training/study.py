@@ -44,6 +44,8 @@ from joulery.sim.training.plant import Cluster, Jobs, Watch
 _PRESET_BAR = 0.9
 _CAP = 8
 _LIFT_AFTER_S = 2 * 86_400.0
+_LOOK_S = 2.0
+"""How often an agent looks at a job: the site file's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Setting:
         table, full = (
             power_table(widened(classes, widest), self.node) for classes in (scheme.classes(self.classes), self.classes)
         )
-        sleep_after_s = self.sleep_after_s if scheme.sleeping else math.inf
+        own_s = self.sleep_after_s if scheme.sleep_after_s is None else scheme.sleep_after_s
+        sleep_after_s = own_s if scheme.sleeping else math.inf
         learning_s = None if scheme.tuner is None else _learning_s(scheme.tuner, self.classes)
         return Cluster(
             self.nodes,
@@ -120,6 +123,7 @@ class Scheme:
         period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.
+        sleep_after_s: How long a node idles first; None for the setting's.
         classes: The jobs under the power limits it sets.
         tuner: The policy by which running jobs learn their power limits; None where ``classes`` are as they start.
         runs_as: How ``joulery schedule`` runs it; empty where it is simulated only.
@@ -131,6 +135,7 @@ class Scheme:
     period_s: float | None = math.nan
     start_s: Callable[[Jobs, Intensity], Callable[[float, float], float]] | None = None
     sleeping: bool = False
+    sleep_after_s: float | None = None
     classes: Callable[[tuple[JobClass, ...]], tuple[JobClass, ...]] = _as_they_are
     tuner: PowerLimitTuner | None = None
     runs_as: str = ""
@@ -193,22 +198,36 @@ def _learned(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[Job
     return limited(classes, {name: limit.ratio for name, limit in found.items()})
 
 
-def _lean(kind: str, about: str) -> Scheme:
+def _lean(kind: str, about: str, sleep_after_s: float | None = None) -> Scheme:
     """A scheme that can be run: its jobs learn their limits while they run, within the bound on their slowdown."""
-    tuner = PowerLimitTuner(eta=LEAN_ETA[kind])
+    tuner = PowerLimitTuner(eta=LEAN_ETA[kind], period_s=_LOOK_S)
+    after = "" if sleep_after_s is None else f" (SuspendTime={sleep_after_s:g})"
     return Scheme(
         f"{about}, power limits learned by each job, idle nodes suspended",
         lambda t, j, c: Green(**LEAN[kind]),
         sleeping=True,
+        sleep_after_s=sleep_after_s,
         classes=partial(_learned, tuner),
         tuner=tuner,
-        runs_as=f"jobs.policy.kind: {kind}, joulery agent on the nodes and Slurm's SuspendProgram",
+        runs_as=f"jobs.policy.kind: {kind}, joulery agent on the nodes and Slurm's SuspendProgram{after}",
     )
 
 
 _KIND = "jobs.policy.kind: green"
 _LIVE_KNOBS = frozenset(
-    {"mu", "theta", "gamma", "cap", "hysteresis", "carbon_gamma", "oldest_share", "levels", "delay_ratio", "order"}
+    {
+        "mu",
+        "theta",
+        "gamma",
+        "cap",
+        "hysteresis",
+        "carbon_gamma",
+        "oldest_share",
+        "levels",
+        "delay_ratio",
+        "order",
+        "price_ratio",
+    }
 )
 """Knobs that are also keys of ``jobs.policy``."""
 
@@ -225,7 +244,7 @@ SCHEMES: Mapping[str, Scheme] = {
         runs_as=f"{_KIND} and Slurm's SuspendProgram",
     ),
     "swift": _lean("swift", "GREEN for speed: wider jobs"),
-    "lean": _lean("lean", "GREEN for both: jobs somewhat wider"),
+    "lean": _lean("lean", "GREEN for both: jobs sized by a price of their time", 120.0),
     "frugal": _lean("frugal", "GREEN for grams"),
     "green-swift": Scheme(
         "GREEN for speed: wider jobs, power limited by kind from their start, idle nodes suspended",
@@ -281,8 +300,8 @@ SCHEMES: Mapping[str, Scheme] = {
 def scheme(name: str) -> Scheme:
     """A scheme of ``SCHEMES``, or one with knobs turned: ``green:theta=0.5:sleep=1:limit=0.75:eta=0.5``.
 
-    ``sleep`` suspends idle nodes, ``limit`` limits every GPU to a share of its power and ``eta`` each kind of job as
-    Zeus would; every other knob is an attribute of the scheme's policy.
+    ``sleep`` suspends idle nodes, ``sleep_after_s`` says after how long, ``limit`` limits every GPU to a share of its
+    power and ``eta`` each kind of job as Zeus would; every other knob is an attribute of the scheme's policy.
 
     Raises:
         ConfigError: No such scheme or knob, or a value that is no number.
@@ -299,6 +318,8 @@ def scheme(name: str) -> Scheme:
             made = replace(
                 made, sleeping=bool(value), runs_as=made.runs_as and f"{made.runs_as} (nodes: SuspendProgram)"
             )
+        elif key == "sleep_after_s":
+            made = replace(made, sleep_after_s=float(value))
         elif key == "limit":
             made = replace(made, classes=partial(_limited_to, value), tuner=None, runs_as="")
         elif key == "eta":

@@ -1,0 +1,209 @@
+"""How many GPUs a job gets: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
+
+As published a job grows while its efficiency stays above ``gamma`` of that on its fewest GPUs, and stops at the first
+number that does not pay. Efficiency may rise again beyond that number, as from three GPUs to six on nodes of two.
+
+With a **price** of completion time a second of a job on n GPUs costs its power and that price, and does work in
+proportion to its speed. The number of GPUs at which work costs least is the job's part of the least energy at a mean
+completion time: the price is the Lagrange multiplier of that bound. Efficiency and power are those measured on earlier
+jobs of the kind; one job of a kind at a time tries the next number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from types import MappingProxyType
+
+import numpy as np
+
+from joulery.policies.training.allocation import ClusterView
+from joulery.policies.training.queues import TrackedJob
+
+Points = Mapping[int, Mapping[int, float]]
+"""A measured figure of each kind of job, by its number of GPUs."""
+NO_POINTS: Points = MappingProxyType({})
+_TRIED_RATIO = 1.3
+"""A kind is tried no wider where its last number costs more than this times its least."""
+_KEPT_NARROW_S = 4 * 3600.0
+"""From this run time on the hour does not keep a job narrow: the longest jobs would take longest."""
+_CHANGED = 0.01
+_NEW_WEIGHT = 0.125
+"""Weight of a job's power in that of its kind."""
+_MOST_SWING = 4.0
+"""The hour changes the price at most so many times."""
+_LONG_S = 36_000.0
+_LONG_MARGIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a second of a job costs beside its energy.
+
+    Attributes:
+        completion_w: A second of its completion time, W.
+        gpu_w: A second of one of its GPUs while others wait for it, W.
+        hour_ratio: Mean intensity over that of now: in a dirty hour energy counts for more, and so time for less.
+    """
+
+    completion_w: float
+    gpu_w: float = 0.0
+    hour_ratio: float = 1.0
+
+    def cost(self, degradation: float, job_w: float, gpus: int) -> float:
+        """Cost of work on so many GPUs, against its energy on the fewest."""
+        return (1.0 + (self.completion_w + self.gpu_w * gpus) * self.hour_ratio / job_w) / degradation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobWidths:
+    """The rule by which jobs are sized in one round.
+
+    Attributes:
+        profile: Degradation of each kind by number of GPUs, as far as jobs of it were measured.
+        power_w: Power of a job of each kind by number of GPUs, W.
+        gamma: Least degradation at which a job still grows.
+        cap: Most GPUs a job.
+        node_gpus: Beyond one node a job grows by whole nodes of so many GPUs; None to grow GPU by GPU.
+        fixed_gpus: Every job on so many; None to scale.
+        prices: Kinds that were measured are sized by cost; None for gamma.
+    """
+
+    profile: Points
+    power_w: Points
+    gamma: float
+    cap: int
+    node_gpus: int | None = None
+    fixed_gpus: int | None = None
+    prices: Prices | None = None
+    trying: set[int] = field(default_factory=set)
+    """Kinds of which a job tries a number in this round."""
+
+    def newcomer(self, kind: int, most: int, least: int = 1) -> TrackedJob:
+        """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
+        most = max(least, min(most, self.cap))
+        if self.fixed_gpus is not None:
+            return TrackedJob(True, max(least, min(self.fixed_gpus, most)))
+        if (costs := self._costs(kind, least, most, self.prices)) and self.prices is not None:
+            return TrackedJob(self._untried(kind, least, most) is not None, min(costs, key=lambda n: (costs[n], n)))
+        points, gpus = self.profile.get(kind, {}), least
+        while (wider := self.wider(gpus)) <= most and points.get(wider, 0.0) >= self.gamma:
+            gpus = wider
+        return TrackedJob(wider <= most and wider not in points, gpus)
+
+    def grown(
+        self, known: TrackedJob, kind: int, most: int, remaining_s: float, restart_s: float, least: int = 1
+    ) -> TrackedJob:
+        """A job that was measured: on more GPUs, or down to the lower queue with the best number."""
+        if self.fixed_gpus is not None:
+            return replace(known, upper=False)
+        most = max(least, min(most, self.cap))
+        if self.prices is not None and (costs := self._costs(kind, least, most, self.prices)):
+            untried = self._untried(kind, least, most)
+            tried_now = kind in self.trying and len(costs) > 1  # every job may be the first to grow
+            if untried is None or tried_now or remaining_s / known.gpus < 2.0 * restart_s:
+                return replace(known, upper=False, gpus=min(costs, key=lambda n: (costs[n], n)))
+            self.trying.add(kind)
+            return replace(known, gpus=untried)
+        bar = self.gamma - (_LONG_MARGIN if remaining_s > _LONG_S else 0.0)
+        if known.degradation < bar:
+            return replace(known, upper=False, gpus=max(least, self.narrower(known.gpus)))
+        wider = self.wider(known.gpus)
+        if wider > most or remaining_s / known.gpus < 2.0 * restart_s:
+            return replace(known, upper=False)
+        return replace(known, gpus=wider)
+
+    def wider(self, gpus: int) -> int:
+        """The next number of GPUs a job grows to."""
+        if self.node_gpus is None or gpus < self.node_gpus:
+            return gpus + 1
+        return (gpus // self.node_gpus + 1) * self.node_gpus
+
+    def narrower(self, gpus: int) -> int:
+        """The number of GPUs before."""
+        if self.node_gpus is None or gpus <= self.node_gpus:
+            return gpus - 1
+        return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
+
+    def wanted(self, kind: int, most: int, least: int, executed_s: float) -> int:
+        """The number of GPUs for a settled job; a dirty hour does not keep a long job narrow."""
+        if self.prices is not None and self.prices.hour_ratio < 1 and executed_s >= _KEPT_NARROW_S:
+            return replace(self, prices=replace(self.prices, hour_ratio=1.0)).newcomer(kind, most, least).gpus
+        return self.newcomer(kind, most, least).gpus
+
+    def _costs(self, kind: int, least: int, most: int, prices: Prices | None) -> dict[int, float]:
+        """Cost of work on each number of GPUs that was measured; none for kinds that were not."""
+        if prices is None:
+            return {}
+        points, power_w = self.profile.get(kind, {}), self.power_w.get(kind, {})
+        return {n: prices.cost(points[n], power_w[n], n) for n in points if least <= n <= most and n in power_w}
+
+    def _untried(self, kind: int, least: int, most: int) -> int | None:
+        """The next number of GPUs to try; None where all are known, or the last one cost far more than the best."""
+        assert self.prices is not None
+        # What is tried must not depend on the hour, or it would be tried again in the next one.
+        costs = self._costs(kind, least, most, Prices(self.prices.completion_w))
+        gpus, lowest = least, float("inf")
+        while gpus <= most:
+            if gpus not in costs:
+                return gpus
+            if costs[gpus] > _TRIED_RATIO * lowest:
+                return None
+            lowest = min(lowest, costs[gpus])
+            gpus = self.wider(gpus)
+        return None
+
+
+def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waiting: int) -> Prices | None:
+    """The prices of a round.
+
+    Args:
+        price_ratio: Price of a second of completion time, as a share of what the average kind draws on its fewest GPUs;
+            None for no prices.
+        power_w: Power of each kind by number of GPUs.
+        view: The cluster.
+        waiting: How many jobs wait for GPUs: a second of a GPU keeps each of them for its part of a second.
+    """
+    if price_ratio is None or not power_w:
+        return None
+    completion_w = price_ratio * fmean(points[min(points)] for points in power_w.values())
+    hour_ratio = 1.0
+    if view.hour is not None:
+        hour_ratio = view.mean_g_per_kwh / max(view.g_per_kwh, view.mean_g_per_kwh / _MOST_SWING)
+    return Prices(completion_w, completion_w * waiting / view.gpus, max(hour_ratio, 1.0 / _MOST_SWING))
+
+
+def with_measured(profile: Points, view: ClusterView) -> Points:
+    """The degradation of each kind with every new point that this round's jobs show."""
+    fresh = [
+        (kind, gpus, degradation)
+        for kind, gpus, degradation in zip(
+            view.kind.tolist(), view.running.tolist(), view.degradation.tolist(), strict=True
+        )
+        if kind >= 0 and gpus > 0 and degradation == degradation and gpus not in profile.get(kind, ())
+    ]
+    return _with_points(profile, fresh)
+
+
+def with_power(power_w: Points, view: ClusterView) -> Points:
+    """The power of each kind with what this round's jobs draw; a known power follows slowly."""
+    if view.job_w is None:
+        return power_w
+    fresh = []
+    rows = np.flatnonzero((view.kind >= 0) & (view.running > 0) & (view.job_w > 0) & ~np.isnan(view.degradation))
+    for row in rows.tolist():
+        kind, gpus, job_w = int(view.kind[row]), int(view.running[row]), float(view.job_w[row])
+        known_w = power_w.get(kind, {}).get(gpus, 0.0)
+        if abs(job_w - known_w) > _CHANGED * known_w:
+            fresh.append((kind, gpus, known_w + _NEW_WEIGHT * (job_w - known_w) if known_w else job_w))
+    return _with_points(power_w, fresh)
+
+
+def _with_points(points: Points, fresh: list[tuple[int, int, float]]) -> Points:
+    if not fresh:
+        return points
+    learnt = {kind: dict(known) for kind, known in points.items()}
+    for kind, gpus, value in fresh:
+        learnt.setdefault(kind, {})[gpus] = value
+    return MappingProxyType(learnt)
