@@ -176,7 +176,7 @@ def overtaken(entries: list[dict[str, Any]], urgent: set[int]) -> list[int]:
             continue
         if entry["do"] == "hold" and entry["job"] in urgent:
             held.add(entry["job"])
-        elif entry["do"] == "start" and entry["job"] in urgent:
+        elif entry["do"] in ("start", "release") and entry["job"] in urgent:  # released: it began before its hold came
             held.discard(entry["job"])
         elif entry["do"] == "start":
             found.update(dict.fromkeys(held))

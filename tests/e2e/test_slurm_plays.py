@@ -43,6 +43,7 @@ def test_a_job_that_overtakes_an_urgent_one_is_found_in_the_log() -> None:
 
     held = [act("hold", 1), act("hold", 2), {"kind": "round"}]
     assert overtaken([*held, act("start", 2), act("start", 1)], {2}) == []
+    assert overtaken([*held, act("release", 2), act("start", 1)], {2}) == []
     assert overtaken([*held, act("start", 1, "failed"), act("start", 2)], {2}) == []
     assert overtaken([*held, act("start", 1), act("start", 2)], {2}) == [2]
     assert overtaken([*held, act("start", 2), act("hold", 2), act("start", 1)], {2}) == [2]

@@ -10,6 +10,7 @@ from joulery.config.loadgen import LLMLoad
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import GramsPerKwhAboveZero, Ratio, Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
+from joulery.config.plan import TokenSloConfig
 from joulery.config.services import SloConfig
 from joulery.domain.serving.generation import Dialect
 
@@ -173,6 +174,9 @@ class LanguageFamilyConfig(Section):
     """Its models."""
     slo: SloConfig
     """Latency SLO of its answers."""
+    ttft: TokenSloConfig | None = None
+    """SLO of the time to the first token, such as {latency: 500 ms, quantile: 95 %}; in mode act a request that would
+    miss it at every model is refused at once (429)."""
     lambda_ratio: Ratio = Field(alias="lambda", default=0.5)
     """Weight of carbon against accuracy: 0 is accuracy alone, 1 is carbon alone."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity")

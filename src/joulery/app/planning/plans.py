@@ -181,6 +181,8 @@ def _wanted(site: Site, objective: str | None) -> str:
         return "" if known == "cost" else f"{source} is {known}"  # in dollars nothing beats preset best
     if plan.power_cap_w is not None:
         return "plan.power_cap is stated"
+    if plan.carbon_cap_g_per_hour is not None:
+        return "plan.carbon_cap is stated"
     if any(gpu.host_w > 0 for gpu in site.fleet.gpus):
         return "fleet.gpus states host watts"
     return ""

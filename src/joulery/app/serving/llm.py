@@ -26,6 +26,7 @@ from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.serving.generation import GenerationRequest, LLMEngine
+from joulery.domain.serving.service import Slo
 from joulery.policies.language_family import LanguageFamilyPolicy
 from joulery.policies.ordering import Aging
 from joulery.policies.serving.objective import ServiceObjectives
@@ -157,6 +158,7 @@ def _family(
         {one.model: one.accuracy_ratio for one in config.variants},
         ServiceObjectives(config.lambda_ratio, config.slo.as_slo(), config.minimum_accuracy_ratio),
         config.base_g_per_kwh,
+        None if config.ttft is None else Slo(config.ttft.latency_s, config.ttft.quantile_ratio),
     )
     models = {one.model: llms[one.model] for one in config.variants}
     return LanguageFamily(policy, models, grid.at, acts=site.mode is Mode.ACT)

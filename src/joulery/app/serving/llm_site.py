@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from joulery.app.serving.llm import LLMSite, open_llm_site
 from joulery.config.site import Site
-from joulery.gateway.app import Gateway
+from joulery.gateway.body import BodyReader
 from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
@@ -19,19 +19,19 @@ _REFRESH_S = 1.0
 
 
 def mount_llms(
-    site: Site, gateway: Gateway, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
-) -> tuple[LLMSite, HostedModels]:
-    """Put the site's language models behind a gateway; their engines are not started yet.
+    site: Site, bodies: BodyReader, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
+) -> tuple[LLMSite, HostedModels, OpenAIRoutes]:
+    """The site's language models; their engines are not started yet.
 
     Args:
         site: The site.
-        gateway: Answers under ``/v1`` from now on.
+        bodies: Reads requests within the gateway's limits.
         metrics: Counts their requests.
         stack: Closes what is opened.
         stderr: File descriptor for what engines print; None for standard error.
 
     Returns:
-        The models, and their ticks and totals.
+        The models, their ticks and totals, and what answers under ``/v1``.
 
     Raises:
         JouleryError: A meter, a predictor or a model that was named is not to be had.
@@ -39,15 +39,15 @@ def mount_llms(
     text = open_llm_site(site, stack=stack, stderr=stderr)
     models = HostedModels(text.llms, [service.name for service in site.services])
     watch = LLMMetrics(metrics.registry, text.llms, text.meter)
-    gateway.text = OpenAIRoutes(
+    routes = OpenAIRoutes(
         text.llms,
-        gateway.bodies,
+        bodies,
         [metrics.request, models.request],
         [watch.ended, models.charge],
         text.aliases,
         text.families,
     )
-    return text, models
+    return text, models, routes
 
 
 def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:

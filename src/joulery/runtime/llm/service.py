@@ -25,6 +25,7 @@ from joulery.domain.serving.generation import (
 )
 from joulery.domain.serving.service import Slo
 from joulery.perf.lengths.step_time import StepCost, StepTimes
+from joulery.perf.queues.first_token import FirstTokens, slot_wait_s
 from joulery.policies.ordering import Aging, SpeculativeQueue
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.llm.request_meter import RequestMeter
@@ -107,6 +108,7 @@ class LLMService:
         first_guess = StepCost(forecaster.pace.per_token_s)
         self.steps = StepObserver(StepTimes(first_guess), clock, lambda: self.work_clock.now_s())
         self.reports = EngineReports(clock)
+        self.first_tokens = FirstTokens()
         self._tasks: dict[int, GenerationTask] = {}
         self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
         self._waiters: dict[int, _Waiter] = {}
@@ -121,6 +123,23 @@ class LLMService:
         self.steps.others = self.others
         if self._meter is not None:
             self._meter.share_engine(self.name, self.reports.own_ratio)
+
+    def predicted_wait_s(self) -> float:
+        """How long a request that arrives now waits for the engine, by the predicted lengths before it, s."""
+        now_s, running, queued = self._clock(), [], []
+        for task in self._tasks.values():
+            if task.in_engine:
+                running.append(task.remaining_s(now_s))
+            else:
+                queued.append(task.forecast.service_s)
+        if len(running) + len(queued) < self.settings.max_num_seqs:
+            return 0.0
+        return slot_wait_s(running, queued, self.settings.max_num_seqs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request."""
+        return not self._tasks
 
     @property
     def others(self) -> float:
@@ -158,7 +177,8 @@ class LLMService:
             )
         arrival_s, asked_s = time.time(), self._clock()
         self.traffic.arrived(arrival_s)
-        return GenerationTask(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        forecast, wait_s = self.forecaster.forecast(request), self.predicted_wait_s()
+        return GenerationTask(self, next(self._numbers), request, forecast, arrival_s, asked_s, wait_s)
 
     def tasks(self) -> tuple[GenerationTask, ...]:
         """Accepted requests that have not ended: running ones first, then queued ones in the order of service."""
@@ -261,12 +281,13 @@ class GenerationTask:
         forecast: Forecast,
         arrival_s: float,
         asked_s: float,
+        wait_s: float = 0.0,
     ) -> None:
         self.request, self.forecast = request, forecast
         self.started = False
         self.cost: GenerationCost | None = None
         self.number, self.arrival_s, self.asked_s = number, arrival_s, asked_s
-        self._service = service
+        self._service, self._wait_s = service, wait_s
         self._attempt = 0
         self.start_s = math.nan
         self._prompt_counted = False
@@ -285,6 +306,10 @@ class GenerationTask:
     def in_engine(self) -> bool:
         """Whether it runs: it is in the engine or, where the engine keeps a queue, its answer has begun."""
         return self.started if self._service.engine.dialect.orders else not math.isnan(self.start_s)
+
+    def remaining_s(self, now_s: float) -> float:
+        """What it still needs in the engine, by its predicted length, s; 0 where it takes longer than predicted."""
+        return max(0.0, self.forecast.service_s - (now_s - self._begun_s))
 
     @property
     def tokens_written(self) -> int:
@@ -355,6 +380,8 @@ class GenerationTask:
         if not self._prompt_counted:
             self._prompt_counted = True
             self.first_token_s = time.time()
+            now_s = self._service.now_s()
+            self._service.first_tokens.add(now_s, now_s - self.asked_s, self._wait_s)
             if self._service.engine.dialect.orders:
                 self._begin_work()  # the time before was spent in its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
