@@ -170,7 +170,7 @@ class ServingConfig(Section):
     """Longest request body, such as 64 MiB; beyond it the answer is 413."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
     """How long a stop waits for accepted requests."""
-    engine: EngineConfig = EmbeddedEngine(kind="embedded")
+    engine: EngineConfig = Field(default_factory=lambda: EmbeddedEngine(kind="embedded"))
     """What runs the replicas."""
     gateways: GatewaysConfig | None = None
     """Several gateways behind one controller; one, in the controller's process, when left out."""
@@ -186,7 +186,11 @@ class ServingConfig(Section):
                     hint = "add serving.token_file, or listen on 127.0.0.1"
                     raise problem("listening beyond this machine needs a token", hint=hint, at=(key,))
         if self.gateways is not None and self.grpc is not None:
-            raise problem("gRPC is answered by one gateway alone", hint="leave out gateways or grpc", at=("grpc",))
+            if self.gateways.listen:
+                hint = "leave out gateways.listen: they share the ports of listen and grpc then"
+                raise problem("gateways with addresses of their own share no port for gRPC", hint=hint, at=("grpc",))
+            if split_address(self.grpc)[1] == 0:
+                raise problem("several gateways share the port of gRPC", expected="a port above 0", at=("grpc",))
         return self
 
     @property

@@ -44,9 +44,9 @@ class Site(Section):
     """Facility energy per IT energy; 1 counts the machines alone."""
     carbon: CarbonConfig | None = None
     """Where the carbon intensity comes from; without it no grams are counted."""
-    meters: MetersConfig = MetersConfig()
+    meters: MetersConfig = Field(default_factory=MetersConfig)
     """What reads the energy."""
-    fleet: FleetConfig = FleetConfig()
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
     """The devices joulery may use."""
     services: tuple[ServiceConfig, ...] = ()
     """What is served."""
@@ -54,9 +54,9 @@ class Site(Section):
     """Models that write text, served over the OpenAI API by joulery up and serve."""
     language_families: tuple[LanguageFamilyConfig, ...] = ()
     """Language models behind one name: the grid, the SLO and an accuracy floor choose which of them answers."""
-    plan: PlanSection = PlanSection()
+    plan: PlanSection = Field(default_factory=PlanSection)
     """How joulery plan provisions the services."""
-    serving: ServingConfig = ServingConfig()
+    serving: ServingConfig = Field(default_factory=ServingConfig)
     """Where the gateway listens."""
     jobs: JobsConfig | None = None
     """Training jobs."""

@@ -16,7 +16,7 @@ from joulery.app.planning.running_engines import check_planned_llms, is_language
 from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
-from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
+from joulery.app.serving.gateway_handle import AnyGateway, Pages, no_pages, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
@@ -290,8 +290,8 @@ async def _language_models(
     site = session.site
     if not site.language_models:
         return
-    assert isinstance(gate, GatewayHandle)  # several gateways serve no language models
-    text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    text, models, routes = mount_llms(site, gate.bodies, gate.metrics, stack, gate.workers_log)
+    gate.serve_text(routes)
     for name, fact in (
         *llm_facts(text),
         *join_keepers(keepers, text, alone=not site.services),

@@ -320,7 +320,13 @@ def _family(entry: Mapping[str, Any]) -> str:
     if not entry["answered"]:
         return "nothing answered"
     names = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items())
-    return f"{entry['answered']:,} answered: {names}; accuracy {percent(entry['accuracy_ratio'])} declared"
+    text = f"{entry['answered']:,} answered: {names}; accuracy {percent(entry['accuracy_ratio'])} declared"
+    if entry.get("ttft_attainment_ratio") is None:
+        return text
+    verdict = "within" if entry["ttft_slo_met"] else "BEYOND"
+    kept, refused = percent(entry["ttft_attainment_ratio"]), count(entry["refused"])
+    bound = f"p{100 * entry['ttft_quantile']:g} {verdict} {_ms(entry['ttft_slo_s'])}"
+    return f"{text}; first token: {bound}, which {kept} kept; {refused} refused for it"
 
 
 def _requests(report: Mapping[str, Any]) -> str:
