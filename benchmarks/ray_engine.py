@@ -78,7 +78,7 @@ def run() -> Result:
     faster, less = rps[DIRECT] / rps[PLAIN], cpu_s[DIRECT] / cpu_s[THROUGH]
     note = (
         f"Load: {tool}, {CONNECTIONS} connections, closed loop on loopback, 5 s at a time after 5 s unmeasured, "
-        f"{ROUNDS} rounds in turn, medians. One server runs at a time, on a Ray cluster of its own, with one replica. "
+        f"rounds in turn: {ROUNDS}, medians. One server runs at a time, on a Ray cluster of its own, with one replica. "
         "CPU time: of all processes of the server and its cluster, whatever else Ray does included; the joules of a "
         f"request above idle follow it. With `direct: false` the requests pass through Ray's handle: "
         f"{rps[THROUGH] / rps[PLAIN]:.2f} x plain `serve run`."
