@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.quality import Quality
-from joulery.domain.serving.engine import ModelKind, ModelRef
+from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome
 from joulery.runtime.served.pricing import NOTHING, prices_of
 from joulery.runtime.served.summary import compared, summarise_run
 from joulery.runtime.serving.requests import RequestColumns
@@ -46,6 +46,18 @@ def test_only_the_models_here_are_charged_from_the_meters_here():
     assert figures["upstream_g"] == pytest.approx(90.0 * there_s * 100.0 / 3.6e6, rel=0.05)
     total = figures["requests_j"] + figures["serving_j"] + figures["load_generator_j"] + 40.0
     assert total == pytest.approx(50.0), "what the meters charged, and no more"
+
+
+def test_refused_requests_and_other_services_cost_nothing():
+    """A refused request names no variant, and the columns hold those of every service."""
+    refused = [record(k, "large", Outcome.OVERLOADED)._replace(variant="", replica="", cpu_s=0.0) for k in range(5)]
+    others = [record(k, "small")._replace(service="other", variant="third") for k in range(5)]
+    run = mixed()
+    more = replace(run, requests=run.prices.columns(RequestColumns.of([*HALF, *refused, *others])))
+    figures, plain = (summarise_run([one], cost(), [compared(one)]) for one in (more, run))
+    assert figures["refused"] == 5 and figures["requests"] == plain["requests"] + 5
+    for name in ("requests_cpu_s", "upstream_j", "requests_j", "saving_ratio"):
+        assert figures[name] == pytest.approx(plain[name])
 
 
 @pytest.mark.parametrize(("watts", "saving"), [(10.0, 0.3), (90.0, 0.5 * (1 - 0.4 / 9)), (2.0, 0.5 * (1 - 0.4 * 5))])
