@@ -19,6 +19,8 @@ AXIS = PriceAxis("carbon", g_per_kwh=300.0)
 LIMIT_S = 600.0
 """CPU seconds that the envelope may take."""
 POINTS = 50
+DRAWS = (22, 23, 24)
+"""Seeds of the points. No setting was chosen by any of them."""
 _LOOKUPS = 2000
 
 
@@ -42,37 +44,48 @@ def add_envelope_checks(checks: Added, asked: JointRequest) -> None:
 
 def compare(checks: Added, asked: JointRequest, envelope: Envelope, took_s: float) -> None:
     """The checks, for an envelope that is made already."""
-    errors = envelope.errors()
-    wide = [each for each in errors if each.error_ratio > 0.005]
-    width = sum(each.to_load - each.from_load for each in wide) / (envelope.loads[-1] - envelope.loads[0])
+    inside = envelope.error_table().part_within(0.005)
     text = (
-        f"{len(envelope.plans)} plans for {len(envelope.loads)} loads in {took_s:.0f} s; look-ups may be more than 0.5"
-        f" % above the best plan known in {100 * width:.1f} % of the loads"
+        f"{len(envelope.plans)} plans, made at {len(envelope.points)} points of {len(envelope.loads)} loads in "
+        f"{took_s:.0f} s; by its own reckoning look-ups are within 0.5 % of the best plans known in "
+        f"{100 * inside:.1f} % of all prices and loads"
     )
     checks.rows.append(["9", "the envelope of I1, carbon price and load 0.2 to 1.2", text])
-    found = list[tuple[float, float, float]]()
-    for price, load in points(envelope):
-        rates = {each.workload.id: load * each.workload.rate_rps for each in asked.services}
-        fresh = plan_joint(replace(with_rates(asked, rates), objective=AXIS.objective(price)))
-        assert fresh.certificate is not None
-        found.append((envelope.lookup(price, load)[1] / fresh.certificate.value - 1, price, load))
-    worst = sorted(found, reverse=True)[:3]
-    over = [each for each in found if each[0] > 0.005]
-    where = "; ".join(f"{100 * off:+.2f} % at {price:.3g} USD/kg and load {load:.3f}" for off, price, load in worst)
-    median = statistics.median(off for off, _, _ in found)
-    text = f"{POINTS - len(over)} of {POINTS}, median {100 * median:+.2f} %, the worst {where}"
-    bar = f"{POINTS} random prices and loads: a look-up within 0.5 % of a plan made afresh"
-    checks.add("9", bar, not over, text, within=POINTS - len(over), worst_ratio=worst[0][0], median_ratio=median)
+    for draw in DRAWS:
+        _add_draw(checks, asked, envelope, draw)
     begin = time.perf_counter()
-    for price, load in points(envelope, _LOOKUPS):
+    for price, load in points(envelope, 0, _LOOKUPS):
         envelope.lookup(price, load)
     took_ms = 1e3 * (time.perf_counter() - begin) / _LOOKUPS
     checks.add("9", "a look-up takes at most 1 ms", took_ms <= 1.0, f"{1e3 * took_ms:.0f} µs", lookup_ms=took_ms)
 
 
-def points(envelope: Envelope, count: int = POINTS) -> list[tuple[float, float]]:
+def _add_draw(checks: Added, asked: JointRequest, envelope: Envelope, draw: int) -> None:
+    """Look-ups at the points of one draw against plans made afresh, and against what they say of themselves."""
+    found, beyond = list[tuple[float, float, float]](), 0
+    for price, load in points(envelope, draw):
+        rates = {each.workload.id: load * each.workload.rate_rps for each in asked.services}
+        fresh = plan_joint(replace(with_rates(asked, rates), objective=AXIS.objective(price)))
+        assert fresh.certificate is not None
+        off = envelope.lookup(price, load)[1] / fresh.certificate.value - 1
+        found.append((off, price, load))
+        beyond += off > envelope.regret(price, load).proven_ratio + 1e-9
+    worst = sorted(found, reverse=True)[:3]
+    over = [each for each in found if each[0] > 0.005]
+    where = "; ".join(f"{100 * off:+.2f} % at {price:.3g} USD/kg and load {load:.3f}" for off, price, load in worst)
+    median = statistics.median(off for off, _, _ in found)
+    least = min(off for off, _, _ in found)
+    text = (
+        f"{POINTS - len(over)} of {POINTS}, median {100 * median:+.2f} %, the best {100 * least:+.2f} %, the worst "
+        f"{where}; {beyond} above the regret proven for them"
+    )
+    bar = f"{POINTS} random prices and loads (draw {draw}): a look-up within 0.5 % of a plan made afresh"
+    checks.add("9", bar, not over and not beyond, text, **{f"within_{draw}": POINTS - len(over)})
+
+
+def points(envelope: Envelope, draw: int, count: int = POINTS) -> list[tuple[float, float]]:
     """Random prices, evenly in logarithms between the lowest and the highest, and random loads."""
-    rng = random.Random(20)
+    rng = random.Random(draw)
     low, high = math.log(envelope.prices[0]), math.log(envelope.prices[-1])
     first, last = envelope.loads[0], envelope.loads[-1]
     return [(math.exp(rng.uniform(low, high)), rng.uniform(first, last)) for _ in range(count)]

@@ -11,6 +11,7 @@ from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import (
     Bytes,
     BytesPerSecond,
+    GramsPerHourAboveZero,
     GramsPerKwhAboveZero,
     PerSecond,
     Ratio,
@@ -235,7 +236,8 @@ class PlanSection(Section):
     papers' algorithms; columns: which variants on which MIG slices of how many GPUs, with a bound; clover: the paper's
     search for the same; joint: variant, share, batch, clock, GPU type and count at once, for the least watts, grams or
     dollars, with a bound; language: language models alone, as without services. When left out: best, or joint where the
-    site states an objective (other than cost), a power cap, host watts, lists of variants or measurements of slices."""
+    site states an objective (other than cost), a cap of power or carbon, host watts, lists of variants or measurements
+    of slices."""
     objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
     """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
     weights: ObjectiveWeights | None = None
@@ -246,6 +248,8 @@ class PlanSection(Section):
     """For joint: watts of the site for each watt of GPUs and hosts."""
     power_cap_w: Watts | None = Field(alias="power_cap", default=None)
     """For joint: watts of all GPUs and hosts, at most."""
+    carbon_cap_g_per_hour: GramsPerHourAboveZero | None = Field(alias="carbon_cap", default=None)
+    """For joint: grams an hour of all GPUs and hosts at the intensity, at most."""
     moves: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     """For joint: instances that a plan which follows a running one may start, stop or change; any number if left
     out."""
@@ -253,7 +257,7 @@ class PlanSection(Section):
     """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
-    arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
+    arrivals: PlannedArrivals = Field(default_factory=lambda: PoissonArrivals(kind="poisson"))
     """How requests arrive where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""

@@ -178,6 +178,8 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
             "floors_ratio": dict(certificate.floors_ratio),
             "available": dict(certificate.available),
             "power_cap_w": certificate.power_cap_w,
+            "carbon_cap_g_per_hour": certificate.carbon_cap_g_per_hour,
+            "carbon_price": certificate.carbon_price,
             "costs": [{**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.costs],
             "columns": [
                 {**each._asdict(), "instances": [one._asdict() for one in each.instances]}

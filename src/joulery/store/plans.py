@@ -263,6 +263,7 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
         floors_ratio=dict(known["floors_ratio"]),
         available=dict(known["available"]),
         power_cap_w=known["power_cap_w"],
+        carbon_cap_g_per_hour=known.get("carbon_cap_g_per_hour"),
         costs=tuple(
             CertifiedCost(**{**each, "accuracy_ratio": _or_nan(each["accuracy_ratio"])}) for each in known["costs"]
         ),

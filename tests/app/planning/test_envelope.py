@@ -68,8 +68,12 @@ def test_a_later_run_looks_a_plan_up_and_it_is_a_plan(kept, tmp_path):
             rates[each.workload] += each.rate_rps
     assert rates == pytest.approx({"photos": 350.0, "video": 70.0})
     assert read.certificate.rates_rps == pytest.approx(rates)
+    proven = made.regret(50.0, 0.7).proven_ratio
+    assert document["bound"]["value"] == pytest.approx(document["value"] / (1 + proven))
+    assert document["bound"]["gap_ratio"] == pytest.approx(proven / (1 + proven))
     said = run(site, "--envelope", file, "--at", "0.7,50").output
     assert "modelled, not simulated" in said
+    assert "above any plan, as far as the plans made for the envelope are the best" in " ".join(said.split())
     assert "V100" not in said or "GPU 1" in said
 
 
@@ -80,6 +84,17 @@ def test_the_command_makes_keeps_and_draws_one(tmp_path):
     assert "proven at each plan's own load and price" in " ".join(found.output.split())
     assert len(read_envelope(out).loads) == EnvelopeEffort().first, "the limit ends it before a further load"
     assert page.read_text().count("<figure") == 3
+
+
+def test_a_file_without_points_is_read_by_those_of_its_plans(kept, tmp_path):
+    document = json.loads(kept[1].read_text())
+    del document["points"]
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(document))
+    read = read_envelope(older)
+    assert read.points == ()
+    assert len(read.planned) == len(read.plans)
+    assert read.regret(50.0, 0.7).proven_ratio >= kept[2].regret(50.0, 0.7).proven_ratio * (1 - 1e-9)
 
 
 def test_without_an_intensity_energy_is_priced(tmp_path):
@@ -170,6 +185,8 @@ def test_flags_that_do_not_go_together_are_refused(tmp_path, flags, said):
         (lambda text: text.replace('"loads"', '"burdens"', 1), "lacks or misstates"),
         (lambda text: json.dumps({**json.loads(text), "loads": [-1]}), "lacks or misstates"),
         (lambda text: json.dumps({**json.loads(text), "plans": [{"name": "P1"}]}), "lacks or misstates"),
+        (lambda text: json.dumps({**json.loads(text), "points": [{"load": 1, "price": 1}]}), "lacks or misstates"),
+        (lambda text: text.replace('"bound": ', '"bound": -', 1), "lacks or misstates"),
     ],
 )
 def test_a_file_that_is_no_envelope_is_refused(kept, tmp_path, change, said):

@@ -129,6 +129,9 @@ def test_a_fleet_that_is_too_small_exits_with_3(tmp_path):
         ({"truth": "v101"}, "no GPU type 'v101'"),
         ({"gpu": ", host: -5 W"}, "host"),
         ({"plan": ", power_cap: 0 W"}, "power cap"),
+        ({"plan": ", carbon_cap: 100 g/h"}, "needs a carbon intensity"),
+        ({"plan": ", intensity: 300 g/kWh, carbon_cap: 0 g/h"}, "carbon_cap"),
+        ({"plan": ", intensity: 300 g/kWh, carbon_cap: 100 W"}, "carbon_cap"),
         ({"plan": ", pue: .nan"}, "pue"),
     ],
 )
@@ -136,6 +139,34 @@ def test_a_site_that_cannot_be_meant_is_refused(tmp_path, change, said):
     with pytest.raises(ConfigError) as caught:
         plan_joint_site(load(str(site_file(tmp_path, **change))))
     assert said in f"{caught.value} {caught.value.pointer}"
+
+
+def test_grams_at_most_bind_as_their_watts_and_have_a_price(tmp_path):
+    cheapest = plan_joint_site(load(str(site_file(tmp_path, plan=", objective: cost, judge: false")))).plan
+    power_w = cheapest.certificate.power_w
+    grams = 0.97 * 0.3 * 1.2 * power_w
+    rules = f", objective: cost, judge: false, intensity: 300 g/kWh, pue: 1.2, carbon_cap: {grams:.6f} g/h"
+    capped = plan_joint_site(load(str(site_file(tmp_path, plan=rules)))).plan
+    certificate = capped.certificate
+    assert certificate.carbon_cap_g_per_hour == pytest.approx(grams)
+    assert certificate.objective.carbon_g_per_hour(certificate.power_w, len(capped.gpus)) <= grams * (1 + 1e-9)
+    in_watts = f", objective: cost, judge: false, power_cap: {0.97 * power_w:.6f} W"
+    same = plan_joint_site(load(str(site_file(tmp_path, plan=in_watts)))).plan.certificate
+    assert certificate.value == pytest.approx(same.value)
+    assert certificate.carbon_price == pytest.approx(certificate.power_price / (0.3 * 1.2))
+    kept = tmp_path / "plan.json"
+    kept.write_text(json.dumps(document_of(capped)))
+    assert read_plan(kept).plan().certificate.carbon_cap_g_per_hour == pytest.approx(grams)
+    said = run(site_file(tmp_path, plan=rules), "--explain").output
+    assert ("10 g/h more under the carbon cap would save" in said) is (certificate.power_price > 0)
+    assert "100 W more" not in said
+    tighter = rules.replace(f"{grams:.6f}", "10")
+    with pytest.raises(InfeasibleError) as caught:
+        plan_joint_site(load(str(site_file(tmp_path, plan=tighter))))
+    assert caught.value.binding == "carbon cap of 10 g/h (27.78 W of GPUs and hosts)"
+    with pytest.raises(InfeasibleError) as caught:
+        plan_joint_site(load(str(site_file(tmp_path, plan=rules + ", power_cap: 1 W"))))
+    assert caught.value.binding == "power cap of 1 W"
 
 
 def test_a_variant_without_quality_is_refused(tmp_path):

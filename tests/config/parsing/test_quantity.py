@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from joulery.config.parsing.quantity import (
     BYTES,
     DIMENSIONS,
+    EMISSION,
     INTENSITY,
     MASS,
     POWER,
@@ -50,6 +51,7 @@ from joulery.domain.errors import ConfigError
         ("0.25 kg/kWh", INTENSITY, 250.0),
         ("250 kg/MWh", INTENSITY, 250.0),
         ("0.25 t/MWh", INTENSITY, 250.0),
+        ("0.4 kg/h", EMISSION, 400.0),
         ("75.1 %", RATIO, 0.751),
         ("0.751", RATIO, 0.751),
         ("16 GiB", BYTES, 16 * 2**30),

@@ -122,12 +122,19 @@ def test_an_unknown_model_is_named_with_those_that_are_known():
     with pytest.raises(ConfigError, match="model 'yolo' on V100") as caught:
         V100["yolo"]
     assert caught.value.expected == "alexnet, resnet50, ssd, vgg19"
+    assert "did you mean" not in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        V100["alexnett"]
+    assert caught.value.hint.startswith("did you mean alexnet?")
 
 
 def test_the_catalog_names_what_it_holds():
     assert "v100" in names()
     with pytest.raises(ConfigError, match="no GPU type 'h200'"):
         profile("h200")
+    with pytest.raises(ConfigError) as caught:
+        profile("v100-calibratd")
+    assert caught.value.hint.startswith("did you mean v100-calibrated?")
 
 
 def test_the_catalog_equals_the_published_coefficients():

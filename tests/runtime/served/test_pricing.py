@@ -60,6 +60,16 @@ def test_refused_requests_and_other_services_cost_nothing():
         assert figures[name] == pytest.approx(plain[name])
 
 
+def test_requests_that_no_variant_answered_cost_nothing():
+    """Refused ones, and those of a moment in which every server was gone."""
+    lost = [record(k, "small", Outcome.UNAVAILABLE)._replace(variant="", cpu_s=0.0) for k in (100, 101)]
+    without = mixed()
+    run = replace(without, requests=without.prices.columns(RequestColumns.of([*HALF, *lost])))
+    figures, other = (summarise_run([one], cost(), [compared(one)]) for one in (run, without))
+    assert figures["failed"] == 2 and figures["requests_cpu_s"] == pytest.approx(other["requests_cpu_s"])
+    assert figures["upstream_j"] == pytest.approx(other["upstream_j"])
+
+
 @pytest.mark.parametrize(("watts", "saving"), [(10.0, 0.3), (90.0, 0.5 * (1 - 0.4 / 9)), (2.0, 0.5 * (1 - 0.4 * 5))])
 def test_savings_compare_joules_and_not_seconds(watts, saving):
     """Half of the answers are the small model's: 40 % of the large one's seconds, at its own watts."""

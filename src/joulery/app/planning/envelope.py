@@ -14,7 +14,7 @@ from joulery.app.planning.joint import joint_request
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.optimum import PlanCertificate
-from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
+from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis, Regret
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope
 from joulery.policies.placement.joint.plan import quality_of_fleet
@@ -33,14 +33,14 @@ class FoundPlan:
         plan: The plan at the load that was asked for.
         name: Its name in the envelope.
         load, price: What was asked for.
-        error_ratio: How far it may be above the best known plan, by the load beside it; NaN where it is not known.
+        regret: How far it may be above the best plan there is.
     """
 
     plan: ProvisionPlan
     name: str
     load: float
     price: float
-    error_ratio: float
+    regret: Regret
 
 
 def site_envelope(
@@ -86,12 +86,13 @@ def look_up(site: Site, file: Path, load: float, price: float) -> FoundPlan:
     _check_site(file, envelope.site, _words(request))
     found, cost = envelope.lookup(price, load)
     gpus, axis = found.at(load), envelope.axis
-    power_w = found.power_at_w(load)
+    power_w, regret = found.power_at_w(load), envelope.regret(price, load)
     certificate = PlanCertificate(
         objective=axis.objective(price),
         value=cost,
-        bound=0.0,
-        method=f"{_METHOD}: {found.name}, made for load {found.load:.4g}; no bound of its own",
+        bound=cost / (1 + regret.proven_ratio),
+        method=f"{_METHOD}: {found.name}, for loads up to {found.load:.4g}; the bound is that of plans for loads and "
+        "prices beside it",
         optimal=False,
         power_w=power_w,
         rates_rps={each.workload.id: load * each.workload.rate_rps for each in request.services},
@@ -100,8 +101,7 @@ def look_up(site: Site, file: Path, load: float, price: float) -> FoundPlan:
         power_cap_w=request.power_cap_w,
     )
     plan = ProvisionPlan("joint", gpus, quality=envelope.quality, certificate=certificate)
-    error = next((e.error_ratio for e in envelope.errors() if e.from_load < load <= e.to_load), math.nan)
-    return FoundPlan(plan, found.name, load, price, error)
+    return FoundPlan(plan, found.name, load, price, regret)
 
 
 def point_of(text: str) -> tuple[float, float]:

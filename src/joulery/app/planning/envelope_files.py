@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.domain.errors import DataError
+from joulery.domain.gpu.envelope_floors import PlannedPoint
 from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.domain.quality import Quality
@@ -21,8 +22,10 @@ _HINT = "write one with: joulery plan SITE --preset joint --envelope --out FILE"
 def envelope_document(envelope: Envelope) -> dict[str, Any]:
     """The envelope as one JSON object: its plans, what is best where, and how far look-ups may be off.
 
-    ``plans`` hold the GPUs at each plan's own ``load``. At a lower load requests, and the watts that they draw, are in
-    proportion. ``frontier`` lists, for each load, the plans that are best there and from which price to which.
+    ``points`` are the loads and prices that plans were made for, with what is proven there: no plan costs less than
+    ``bound``. ``plans`` hold the GPUs at each plan's own ``load``. At a lower load requests, and the watts that they
+    draw, are in proportion. ``frontier`` lists, for each load, the plans that are best there and from which price to
+    which.
     """
     axis = envelope.axis
     return {
@@ -33,6 +36,7 @@ def envelope_document(envelope: Envelope) -> dict[str, Any]:
         "prices": list(envelope.prices),
         "loads": list(envelope.loads),
         "least_requests_w": envelope.least_requests_w,
+        "points": [each._asdict() for each in envelope.points],
         "gap_ratio": finite(envelope.gap_ratio),
         "errors": [each._asdict() | {"error_ratio": finite(each.error_ratio)} for each in envelope.errors()],
         "frontier": [
@@ -100,7 +104,8 @@ def read_envelope(file: Path) -> Envelope:
             tuple(_positive(each) for each in document["loads"]),
             str(document["site"]),
             Quality(document["quality"]),
-            _from_zero(document.get("least_requests_w", 0.0)),  # older files have none
+            _from_zero(document.get("least_requests_w", 0.0)),  # older files have neither these watts nor points
+            tuple(_point(each) for each in document.get("points", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"the envelope lacks or misstates {error}", file=str(file), hint=_HINT) from None
@@ -114,8 +119,12 @@ def _positive(value: Any) -> float:
 
 def _from_zero(value: Any) -> float:
     if not 0 <= float(value) < math.inf:
-        raise ValueError(f"watts from 0, not {value}")
+        raise ValueError(f"a number from 0, not {value}")
     return float(value)
+
+
+def _point(point: dict[str, Any]) -> PlannedPoint:
+    return PlannedPoint(_positive(point["load"]), _from_zero(point["price"]), _from_zero(point["bound"]))
 
 
 def _made(plan: dict[str, Any]) -> float:

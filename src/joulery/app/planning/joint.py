@@ -131,7 +131,33 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         for index, (kind, gpu) in enumerate(zip(types, site.fleet.gpus, strict=True))
     )
     rules = rules_of(site, types, margin)
-    return JointRequest(services, fleet, rules, _objective(site, objective, g_per_kwh), plan.power_cap_w)
+    power_cap_w, carbon_cap = _caps(site, g_per_kwh)
+    wanted = _objective(site, objective, g_per_kwh)
+    return JointRequest(services, fleet, rules, wanted, power_cap_w, carbon_cap_g_per_hour=carbon_cap)
+
+
+def _caps(site: Site, g_per_kwh: float | None) -> tuple[float | None, float | None]:
+    """Watts at most, and the grams an hour that they come from, where these are what binds first.
+
+    Raises:
+        ConfigError: Grams are capped, and no intensity is known.
+    """
+    plan = site.plan
+    cap, g_per_kwh = plan.carbon_cap_g_per_hour, plan.g_per_kwh if g_per_kwh is None else g_per_kwh
+    if cap is None:
+        return plan.power_cap_w, None
+    if g_per_kwh is None:
+        raise ConfigError(
+            "a cap of grams needs a carbon intensity; none is assumed",
+            pointer="plan.carbon_cap",
+            hint="add plan.intensity, give --intensity 300 g/kWh, or cap watts: power_cap",
+        )
+    if g_per_kwh == 0:
+        return plan.power_cap_w, None
+    watts = 1000.0 * cap / (plan.pue * g_per_kwh)
+    if plan.power_cap_w is not None and plan.power_cap_w <= watts:
+        return plan.power_cap_w, None
+    return watts, cap
 
 
 def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.routing import BaseRoute
 
-from joulery.app.serving.gateways.handle import GatewayGroup, open_gateways
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.app.wiring.engine import site_engine
 from joulery.app.wiring.grpc import grpc_server
@@ -28,6 +27,9 @@ from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
+
+if TYPE_CHECKING:
+    from joulery.app.serving.gateways.handle import GatewayGroup
 
 Pages = Callable[[Callable[[], NowSnapshot | None]], Sequence[BaseRoute]]
 """Makes the routes of pages that show the latest snapshot: the dashboard."""
@@ -125,7 +127,7 @@ class GatewayHandle:
         return None if self._session is None else self._session.snapshot()
 
 
-AnyGateway = GatewayHandle | GatewayGroup
+AnyGateway: TypeAlias = "GatewayHandle | GatewayGroup"
 """One gateway in this process, or several in processes of their own."""
 
 
@@ -160,6 +162,8 @@ async def open_gateway(
 ) -> AsyncIterator[AnyGateway]:
     """The gateway on its port, taken first: a port in use is an error before models are profiled."""
     if site.serving.gateways is not None:
+        from joulery.app.serving.gateways.handle import open_gateways
+
         async with open_gateways(site, names, writer, pages) as group:
             yield group
         return

@@ -13,7 +13,7 @@ from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.runtime.llm.hosted import HostedModels
-from joulery.runtime.llm.service import LLMService
+from joulery.runtime.llm.service import LLMService, LLMSettings
 
 _REFRESH_S = 1.0
 
@@ -53,8 +53,7 @@ def mount_llms(
 def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
     """Each model with its engine and order, and notes about their meters, as names and texts."""
     for llm in text.llms.values():
-        aging = llm.settings.aging
-        order = "FIFO" if aging is None else "head start by length" if aging.decay_s else "shortest predicted first"
+        order = _order(llm.settings)
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
         yield "model", f"{llm.name}: {llm.engine.name}, {order}, {keeper}"
     for family in text.families:
@@ -63,6 +62,15 @@ def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
         yield "family", f"{family.name}: {names}{'' if family.acts else f'; mode advise: {family.policy.best} answers'}"
     for note in text.notes:
         yield "meter", note
+
+
+def _order(settings: LLMSettings) -> str:
+    """The order of a model's requests, in words."""
+    if settings.reranking is not None:
+        return "shortest expected remainder first"
+    if settings.aging is None:
+        return "FIFO"
+    return "head start by length" if settings.aging.decay_s else "shortest predicted first"
 
 
 async def start_llms(text: LLMSite) -> None:

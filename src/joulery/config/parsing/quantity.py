@@ -67,6 +67,7 @@ RATE = Dimension("a rate", "40 /s", {"/s": Fraction(1), "/min": Fraction(1, 60),
 INTENSITY = Dimension(
     "a carbon intensity", "250 g/kWh", {"g/kWh": Fraction(1), "kg/kWh": _K, "kg/MWh": Fraction(1), "t/MWh": _K}
 )
+EMISSION = Dimension("a carbon emission rate", "400 g/h", {"g/h": Fraction(1), "kg/h": _K})
 RATIO = Dimension("a ratio", "75.1 % or 0.751", {"": Fraction(1), "%": Fraction(1, 100)}, bare=True)
 BYTES = Dimension(
     "a size",
@@ -86,7 +87,7 @@ BANDWIDTH = Dimension(
     "12 GB/s",
     {f"{letter}B/s": _K**power for power, letter in enumerate(("", "k", "M", "G", "T"))},
 )
-DIMENSIONS = (TIME, RATE, INTENSITY, RATIO, BYTES, POWER, MASS, PRICE, CLOCK, BANDWIDTH)
+DIMENSIONS = (TIME, RATE, INTENSITY, EMISSION, RATIO, BYTES, POWER, MASS, PRICE, CLOCK, BANDWIDTH)
 
 
 def parse_quantity(text: str, dimension: Dimension) -> float:
@@ -224,6 +225,8 @@ GramsPerKwh = Annotated[float, Quantity(INTENSITY)]
 """A carbon intensity of zero or more, g/kWh."""
 GramsPerKwhAboveZero = Annotated[float, Quantity(INTENSITY, open_low=True)]
 """A carbon intensity above zero, g/kWh."""
+GramsPerHourAboveZero = Annotated[float, Quantity(EMISSION, open_low=True)]
+"""Grams of carbon an hour, above zero."""
 Ratio = Annotated[float, Quantity(RATIO, high=1.0)]
 """A share of 0 to 1; percent where written so."""
 Bytes = Annotated[float, Quantity(BYTES)]

@@ -234,6 +234,7 @@ class PlanCertificate:
         rates_rps, floors_ratio: Demand and accuracy floor by service.
         available: GPUs there are, by type; None for as many as wanted.
         power_cap_w: The cap; None for none.
+        carbon_cap_g_per_hour: Grams an hour that the watts of the cap are worth, where grams are what is capped.
         costs: Joules by service, variant, type and clock.
         patterns: Layouts known at the end, those of the plan first.
         slices: Everything that may run on a slice; empty where no GPU can be cut.
@@ -263,6 +264,14 @@ class PlanCertificate:
     cuts: tuple[CertifiedCut, ...] = ()
     relaxed: float = math.nan
     alike: tuple[tuple[str, ...], ...] = ()
+    carbon_cap_g_per_hour: float | None = None
+
+    @property
+    def carbon_price(self) -> float:
+        """What a gram an hour more under the carbon cap would save; 0 where grams are not what is capped."""
+        if self.carbon_cap_g_per_hour is None or self.power_cap_w is None:
+            return 0.0
+        return self.power_price * self.power_cap_w / self.carbon_cap_g_per_hour
 
     @property
     def gap_ratio(self) -> float:

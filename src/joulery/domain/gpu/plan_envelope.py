@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.envelope_floors import Floors, PlannedPoint
 from joulery.domain.gpu.optimum import PlanObjective, objective_of
 from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.quality import Quality
@@ -115,6 +118,20 @@ class EnvelopePlan(NamedTuple):
         ratio = load / self.load
         return tuple(_scaled(gpu, ratio) for gpu in self.gpus)
 
+    def provided_at(self, load: float) -> tuple[PlannedGpu, ...]:
+        """The GPUs with every instance provided for the same part of its service's rate at another load."""
+        ratio = load / self.load
+        return tuple(
+            replace(
+                gpu,
+                instances=tuple(
+                    replace(each, rate_rps=ratio * each.rate_rps, provided_rps=ratio * each.provided_rps)
+                    for each in gpu.instances
+                ),
+            )
+            for gpu in self.gpus
+        )
+
 
 def _scaled(gpu: PlannedGpu, ratio: float) -> PlannedGpu:
     instances = tuple(
@@ -131,14 +148,41 @@ class EnvelopeError(NamedTuple):
         from_load, to_load: Above the one, up to the other.
         price: Where it is farthest.
         error_ratio: Cost of a look-up over the least that a plan may cost, less 1, where that is greatest.
-        above_load: The load just above which that is, or from which it rises up to there.
     """
 
     from_load: float
     to_load: float
     price: float
     error_ratio: float
-    above_load: float = math.nan
+
+
+class ErrorTable(NamedTuple):
+    """How far look-ups may be above the best plan known.
+
+    Attributes:
+        edges: Loads between which the same plans serve, in increasing order, float64[n + 1].
+        ratios: Between each two of them, cost over the least that a plan may cost, less 1, float64[n, prices].
+    """
+
+    edges: FloatArray
+    ratios: FloatArray
+
+    def part_within(self, ratio: float) -> float:
+        """Of all loads and prices, evenly in the load and over the prices, the part where no look-up is farther off."""
+        widths = np.diff(self.edges)
+        return float((widths @ (self.ratios <= ratio)).sum() / (widths.sum() * self.ratios.shape[1]))
+
+
+class Regret(NamedTuple):
+    """How far a look-up may be above the best plan there is, as a ratio of that plan's cost.
+
+    Attributes:
+        known_ratio: As far as the plans made at the points of the envelope are the best there are.
+        proven_ratio: By the bounds proven there: more than this it never is, within the predictor and the choices.
+    """
+
+    known_ratio: float
+    proven_ratio: float
 
 
 @dataclass(frozen=True)
@@ -153,6 +197,7 @@ class Envelope:
         site: What it was made for, in words that a later run compares.
         quality: How well the coefficients behind it are known.
         least_requests_w: Watts that the requests of load 1 take at least, whatever the plan.
+        points: Where plans were made, those included that are best nowhere.
     """
 
     axis: PriceAxis
@@ -162,6 +207,7 @@ class Envelope:
     site: str = ""
     quality: Quality = Quality.MODELLED
     least_requests_w: float = 0.0
+    points: tuple[PlannedPoint, ...] = ()
     _order: IntArray = field(init=False, repr=False, compare=False)
     _rows: FloatArray = field(init=False, repr=False, compare=False)
 
@@ -216,11 +262,11 @@ class Envelope:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """How far each plan's bound is below a look-up at its own load and price, as a ratio; the nearest first."""
+        """How far the bound of each point is below a look-up there, as a ratio; the nearest first."""
         found = []
-        for each in self.plans:
-            cost = float(self.costs(each.price, each.made_load or each.load)[1].min())
-            found.append(max(0.0, 1 - each.bound / cost) if cost > 0 else 0.0)
+        for load, price, bound in self.planned:
+            cost = float(self.costs(price, load)[1].min())
+            found.append(max(0.0, 1 - bound / cost) if cost > 0 else 0.0)
         return tuple(sorted(found))
 
     @property
@@ -228,43 +274,90 @@ class Envelope:
         """The greatest of the gaps."""
         return self.gaps[-1]
 
+    @property
+    def planned(self) -> tuple[PlannedPoint, ...]:
+        """The points; those of the plans alone where an older file names no others."""
+        return self.points or tuple(
+            PlannedPoint(each.made_load or each.load, each.price, each.bound) for each in self.plans
+        )
+
+    @cached_property
+    def _known(self) -> Floors:
+        """What plans cost at least, as far as the best ones known at the points are the best there are."""
+        return self._floors({point: float(self.costs(point.price, point.load)[1].min()) for point in self.planned})
+
+    @cached_property
+    def _proven(self) -> Floors:
+        """What plans cost at least: proven."""
+        return self._floors({point: point.bound for point in self.planned})
+
+    def _floors(self, least: Mapping[PlannedPoint, float]) -> Floors:
+        found: dict[float, dict[float, float]] = {}
+        for (load, price, _), cost in least.items():
+            known = found.setdefault(load, {})
+            known[price] = max(cost, known.get(price, 0.0))
+        return Floors({load: sorted(known.items()) for load, known in found.items()})
+
+    def _rises(self, prices: FloatArray) -> FloatArray:
+        """What the requests of load 1 cost at least at each price, float64[prices]."""
+        per_w = [self.axis.objective(price).per_w for price in prices.tolist()]
+        return np.array(per_w, np.float64) * self.least_requests_w
+
+    def regret(self, price: float, load: float) -> Regret:
+        """How far a look-up may be above the best plan there is.
+
+        Raises:
+            ConfigError, InfeasibleError: As :meth:`lookup`.
+        """
+        cost = self.lookup(price, load)[1]
+        prices, loads = np.array([price]), np.array([load])
+        known, proven = (
+            float(floors.at(prices, self._rises(prices), loads)[0, 0]) for floors in (self._known, self._proven)
+        )
+        return Regret(_above(cost, known), _above(cost, proven))
+
     def errors(self) -> tuple[EnvelopeError, ...]:
-        """Between each two loads, how far a look-up may be above the best plan known; the farthest first.
+        """Between each two loads, how far a look-up may be above the best plan known; the farthest first."""
+        table = self.error_table()
+        found = []
+        for low, high in itertools.pairwise(self.loads):
+            inside = np.flatnonzero(
+                (table.edges[:-1] >= low * (1 - 4 * _SAME)) & (table.edges[1:] <= high * (1 + 4 * _SAME))
+            )
+            ratios = table.ratios[inside]
+            piece, at = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
+            found.append(EnvelopeError(low, high, self.prices[int(at)], float(ratios[piece, at])))
+        return tuple(sorted(found, key=_farthest))
 
-        A plan for a higher load serves a lower one for the same less the watts of its requests. So from one load to a
-        higher one the least cost rises by at least the watts that the requests between them take.
+    def error_table(self) -> ErrorTable:
+        """How far look-ups may be above the best plan known, at each price, between loads where plans change.
+
+        Between two such loads the same plans serve. The cost of each is a line in the load, and so is the least cost:
+        their ratio is greatest at one of the ends.
         """
-        return tuple(sorted((self.error(*pair) for pair in itertools.pairwise(self.loads)), key=_farthest))
-
-    def error(self, from_load: float, to_load: float) -> EnvelopeError:
-        """How far a look-up may be above the best plan between two loads.
-
-        Between two highest loads of plans the same plans serve. The cost of each is a line in the load, and so is the
-        least cost: their ratio is greatest at one of the ends.
-        """
+        first, last = self.loads[0], self.loads[-1]
+        ends = {each.load for each in self.plans} | {each.load for each in self.planned} | set(self.loads)
+        edges = np.array(_apart(sorted(each for each in ends if first <= each <= last)), np.float64)
         prices = np.array(self.prices, np.float64)
-        least = self._lines(prices, from_load, from_load).min(axis=1)
-        rise = np.array([self.axis.objective(price).per_w for price in self.prices]) * self.least_requests_w
-        inside = sorted({each.load for each in self.plans if from_load * (1 + 2 * _SAME) < each.load < to_load})
-        worst = EnvelopeError(from_load, to_load, self.prices[0], -math.inf, from_load)
-        for low, high in itertools.pairwise([from_load, *inside, to_load]):
-            serving = high * (1 - _SAME)
-            ends = [(self._lines(prices, serving, load).T, least + rise * (load - from_load)) for load in (low, high)]
-            if not ends[0][0].size:
-                return worst._replace(error_ratio=math.inf, above_load=low)
+        _, fixed, per_load, per_price, per_both = self._rows
+        standing = fixed + prices[:, None] * per_price
+        slopes = per_load + prices[:, None] * per_both
+        rises = self._rises(prices)
+        floors = self._known.at(prices, rises, edges)
+        ratios = np.full((len(edges) - 1, len(prices)), math.inf)
+        for at, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
+            fit = int(np.searchsorted(-self._rows[0], -high * (1 - _SAME), side="right"))
+            if not fit:
+                continue
+            costs = [standing[:, :fit] + slopes[:, :fit] * load for load in (low, high)]
+            least = floors[at], floors[at] + rises * (high - low)
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratios = np.maximum(*(np.where(floor > 0, cost / floor, 1.0) for cost, floor in ends)).min(axis=0)
-            at = int(np.argmax(ratios))
-            if ratios[at] - 1 > worst.error_ratio:
-                worst = worst._replace(price=self.prices[at], error_ratio=float(ratios[at] - 1), above_load=low)
-        return worst
-
-    def _lines(self, prices: FloatArray, serving: float, load: float) -> FloatArray:
-        """Costs at a load of the plans that serve another, float64[prices, plans]."""
-        fit = int(np.searchsorted(-self._rows[0], -serving, side="right"))
-        _, fixed, per_load, per_price, per_both = self._rows[:, :fit]
-        costs = fixed + per_load * load + prices[:, None] * (per_price + per_both * load)
-        return np.asarray(costs, np.float64)
+                above = [
+                    np.where(floor[:, None] > 0, cost / floor[:, None], 1.0)
+                    for cost, floor in zip(costs, least, strict=True)
+                ]
+            ratios[at] = np.maximum(*above).min(axis=1) - 1
+        return ErrorTable(edges, ratios)
 
     def frontier(self, load: float) -> tuple[tuple[EnvelopePlan, float, float], ...]:
         """Plans that are best at some price for a load, each with the prices from and up to which it is."""
@@ -277,6 +370,22 @@ class Envelope:
             else:
                 found.append((plan, low, high))
         return tuple(found)
+
+
+def _above(cost: float, least: float) -> float:
+    """How far a cost is above the least there may be, as a ratio; infinite above 0."""
+    if least > 0:
+        return max(0.0, cost / least - 1)
+    return 0.0 if cost <= 0 else math.inf
+
+
+def _apart(loads: Sequence[float]) -> list[float]:
+    """Loads in increasing order, those left out that are the same as one before."""
+    found: list[float] = []
+    for load in loads:
+        if not found or load > found[-1] * (1 + 2 * _SAME):
+            found.append(load)
+    return found
 
 
 def _farthest(error: EnvelopeError) -> tuple[float, float]:

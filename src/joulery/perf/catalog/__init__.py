@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog.synthetic_t4 import SYNTHETIC_T4
 from joulery.perf.catalog.v100 import V100, V100_CALIBRATED, V100_REFIT
@@ -22,10 +24,12 @@ def profile(name: str) -> InterferenceProfile:
         ConfigError: The catalog has none of that name.
     """
     if name not in _PROFILES:
+        near = difflib.get_close_matches(name, _PROFILES, n=2)
         raise ConfigError(
             f"the catalog has no GPU type {name!r}",
             got=name,
             expected=", ".join(_PROFILES),
-            hint="name a profile file instead: fit one with `joulery profile --from solo.csv --pairs pairs.csv`",
+            hint=(f"did you mean {' or '.join(near)}? " if near else "")
+            + "name a profile file instead: fit one with `joulery profile --from solo.csv --pairs pairs.csv`",
         )
     return _PROFILES[name]

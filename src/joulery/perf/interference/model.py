@@ -9,6 +9,7 @@ compared digit for digit with the published ones; everything that leaves the pla
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -271,11 +272,13 @@ class InterferenceProfile:
             ConfigError: The profile does not know the model.
         """
         if model not in self.models:
+            near = difflib.get_close_matches(model, self.models, n=2)
             raise ConfigError(
                 f"no coefficients for model {model!r} on {self.gpu.name}",
                 got=model,
                 expected=", ".join(sorted(self.models)) or "a profile with at least one model",
-                hint=f"measure it with `joulery profile {model}=MODEL --mps 0 --inputs ONE.npz -o FILE` "
+                hint=(f"did you mean {' or '.join(near)}? " if near else "")
+                + f"measure it with `joulery profile {model}=MODEL --mps 0 --inputs ONE.npz -o FILE` "
                 "(MODEL: an ONNX file or module:function), then name FILE under fleet.gpus as profile_file",
             )
         return self.models[model]

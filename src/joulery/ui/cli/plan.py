@@ -195,7 +195,7 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
             raise ConfigError("which plan of the envelope?", pointer="--at", expected="LOAD or LOAD,PRICE")
         found = look_up(site, Path(kept), *point_of(at))
         _keep(document := document_of(found.plan), out)
-        _echo(document, found_view(found.plan, found.name, found.error_ratio), as_json)
+        _echo(document, found_view(found.plan, found.name, found.regret), as_json)
         return
     if at is not None:
         raise ConfigError("--at looks up an envelope that is made already", pointer="--at", hint="--envelope FILE")

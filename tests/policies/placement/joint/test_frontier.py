@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
+from joulery.domain.gpu.plan_envelope import Envelope, ErrorTable, PriceAxis
 from joulery.policies.placement.joint.day import with_rates
-from joulery.policies.placement.joint.frontier import EnvelopeEffort, make_envelope
+from joulery.policies.placement.joint.frontier import EnvelopeEffort, _Zone, _zones, make_envelope
 from joulery.policies.placement.joint.plan import plan_joint
 from tests.policies.placement.joint.brute_force import fleet, random_request
 from tests.policies.placement.joint.test_alike import check
@@ -74,6 +74,56 @@ def test_it_is_never_below_a_bound_and_close_to_a_plan_made_afresh(made):
         assert cost >= fresh.bound * (1 - 1e-9)
         if not any(e.from_load <= load <= e.to_load for e in narrow):
             assert cost <= fresh.value * 1.02
+
+
+def test_no_plan_made_afresh_is_below_what_a_look_up_says_of_its_regret(made):
+    asked, envelope = made
+    for price, load in points(envelope, 8, seed=2):
+        fresh = plan_joint(at(asked, load, AXIS.objective(price))).certificate.value
+        cost, regret = envelope.lookup(price, load)[1], envelope.regret(price, load)
+        assert 0 <= regret.known_ratio <= regret.proven_ratio
+        assert cost <= fresh * (1 + regret.proven_ratio) * (1 + 1e-9)
+
+
+def test_at_its_points_a_look_up_has_the_regret_of_its_bound(made):
+    _, envelope = made
+    assert len(envelope.points) >= len(envelope.plans)
+    for load, price, bound in envelope.points:
+        cost, regret = envelope.lookup(price, load)[1], envelope.regret(price, load)
+        assert regret.known_ratio == pytest.approx(0.0, abs=1e-9)
+        assert cost / (1 + regret.proven_ratio) >= bound * (1 - 1e-9)
+
+
+def test_plans_are_spent_at_the_prices_and_loads_where_look_ups_are_off():
+    edges, prices = np.array([0.2, 0.4, 0.6, 1.0]), (1.0, 2.0, 4.0, 8.0)
+    ratios = np.zeros((3, 4))
+    ratios[1] = [0.001, 0.02, 0.02, 0.003]
+    ratios[2, 1] = 0.01
+    ratios[0, 3] = 0.012
+    zones = _zones(ErrorTable(edges, ratios), (0.2, 1.0), prices, EnvelopeEffort())
+    assert zones[0].load == pytest.approx(math.sqrt(0.4 * 1.0)), "the middle of the widest and farthest zone"
+    assert zones[0].prices == (2.0, 2.0), "at the price that is off there"
+    assert _Zone(pytest.approx(math.sqrt(0.2 * 0.4)), (8.0, 8.0)) in zones
+    planned = _zones(ErrorTable(edges, ratios), (0.2, math.sqrt(0.4), 1.0), prices, EnvelopeEffort())
+    assert planned[0].load == pytest.approx(math.sqrt(0.4 * math.sqrt(0.4))) or planned[0].load > math.sqrt(0.4)
+    assert planned[0].load != pytest.approx(math.sqrt(0.4)), "no load is planned for twice"
+    assert _zones(ErrorTable(edges, ratios * 0.1), (0.2, 1.0), prices, EnvelopeEffort()) == []
+    thin = ErrorTable(np.array([0.2, 0.2 * 1.0004]), np.full((1, 4), 0.5))
+    assert _zones(thin, (0.2,), prices, EnvelopeEffort()) == [], "another GPU is needed somewhere in between"
+
+
+def test_the_error_table_and_regrets_agree(made):
+    _, envelope = made
+    table = envelope.error_table()
+    worst = {float(edge): 0.0 for edge in table.edges[1:]}
+    for at, high in enumerate(table.edges[1:].tolist()):
+        for index, price in enumerate(envelope.prices[::9]):
+            regret = envelope.regret(price, high).known_ratio
+            worst[high] = max(worst[high], regret)
+            assert regret <= table.ratios[at, 9 * index] + 1e-6
+    assert max(worst.values()) > 0
+    assert table.part_within(math.inf) == pytest.approx(1.0)
+    assert 0 <= table.part_within(0.005) < 1
 
 
 def test_it_rises_with_the_load_and_is_concave_in_the_price(made):

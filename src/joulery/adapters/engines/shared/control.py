@@ -16,7 +16,7 @@ from typing import Any
 
 from joulery import __version__
 from joulery.adapters.engines.embedded.wire import pack_error
-from joulery.adapters.engines.ray_serve.bridge import LENGTH
+from joulery.adapters.engines.shared.messages import LENGTH
 from joulery.adapters.engines.shared.server import EngineServer, GatewayStatus, PageAnswer
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.ports import Engine

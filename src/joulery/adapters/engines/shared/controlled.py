@@ -15,8 +15,8 @@ from typing import Any
 
 from joulery import __version__
 from joulery.adapters.engines.embedded.wire import unpack_error
-from joulery.adapters.engines.ray_serve.bridge import LENGTH
 from joulery.adapters.engines.shared.control import Taken, Welcome
+from joulery.adapters.engines.shared.messages import LENGTH
 from joulery.adapters.engines.shared.server import GatewayStatus, PageAnswer
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.dispatch import QueueLimit

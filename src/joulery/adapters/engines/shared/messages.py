@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ from joulery.domain.serving.tensors import Tensor, TensorSpec
 
 PROTOCOL = 1
 """Version of the messages between gateways and the engine server; another one is refused."""
+LENGTH = struct.Struct("!Q")
+"""What goes before each frame: its length."""
 BEAT_S = 1.0
 """Between two signs of life, in both directions."""
 SILENT_S = 6.0

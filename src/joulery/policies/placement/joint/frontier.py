@@ -2,9 +2,9 @@
 
 At a load the prices come first. The plans of the lowest and the highest price are two lines; where they cross, a third
 plan is sought, and so on until none is better (Cohon, 1978). Each plan is kept at the greatest load that its layouts
-serve. Then loads: of all stretches between two of them the one that adds most to the error of look-ups, by its width
-and by how far they may be from the best known plan, is cut in two above the load at which that error begins, and
-planned for at prices between those at which its neighbours' plans change.
+serve. Then loads: at each price there are zones, from one load to another, in which look-ups may be farther from the
+best known plan than they should. The zone that adds most, by its width and by how far, is cut in two, and planned for
+at those prices alone at which look-ups are off in the middle of it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,34 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import InfeasibleError
-from joulery.domain.gpu.plan_envelope import Envelope, EnvelopeError, EnvelopePlan, PriceAxis
+from joulery.domain.gpu.envelope_floors import PlannedPoint
+from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, ErrorTable, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import patterns_of, plan_problem
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.stretched import stretched
+from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 LOADS = (0.2, 1.2)
 """Loads between which an envelope is made."""
-_PRICES = 24
+_PRICES = 40
 """Prices at which errors are looked for, between the lowest and the highest."""
-_APART = 1.15
-"""Prices closer to one another, as a ratio, are planned for once."""
+_AT_ONCE = 6
+"""Zones cut before errors are worked out anew, at most."""
+_LIGHT = 0.3
+"""Part of what the first zone adds that one cut beside it adds at least."""
+_FAR = 0.03
+"""Errors that count as this much: a look-up that is farther off misses no more than one that is so far off."""
+_BESIDE = 4
+"""Loads whose plans a new one begins with."""
 _RENT_FEW, _RENT_MOST = 1 / 30, 100.0
 """Lowest and highest price: what the price adds to the cheapest plan, as a ratio of its rent."""
 
@@ -49,10 +59,10 @@ class EnvelopeEffort:
     """
 
     joint: JointEffort = field(
-        default_factory=lambda: JointEffort(gaps=(0.1, 0.03), near=150, nodes=20_000, wide_ratio=0.01)
+        default_factory=lambda: JointEffort(gaps=(0.1, 0.03, 0.01), near=150, nodes=20_000, wide_ratio=0.03)
     )
     first: int = 7
-    loads: int = 400
+    loads: int = 1000
     error_ratio: float = 0.004
     better_ratio: float = 0.0015
     narrowest_ratio: float = 0.0005
@@ -85,30 +95,90 @@ def make_envelope(
     """
     effort = effort or EnvelopeEffort()
     search = _Search(request, axis, effort, loads[1])
-    search.add(loads[0], everywhere=True)
+    search.add(loads[0])
     for load in np.geomspace(loads[0], loads[1], effort.first).tolist()[1:]:
         try:
-            search.add(load, everywhere=True)
+            search.add(load)
         except InfeasibleError:
             break
         progress(len(search.loads), math.inf)
-    while len(search.loads) < effort.loads and proceed():
-        wide = [
-            each
-            for each in search.envelope().errors()
-            if each.error_ratio > effort.error_ratio and each.to_load > each.above_load * (1 + effort.narrowest_ratio)
-        ]
-        if not wide:
+    while True:
+        table = search.envelope().error_table()
+        zones = _zones(table, search.loads, search.prices, effort)
+        for zone in zones:
+            if len(search.loads) >= effort.loads or not proceed():
+                return search.envelope()
+            progress(len(search.loads), float(table.ratios.max()))
+            search.add(zone.load, zone.prices)
+        if not zones:
+            return search.envelope()
+
+
+class _Zone(NamedTuple):
+    """Loads between which look-ups are too far off, a load in the middle of them, and between which prices."""
+
+    load: float
+    prices: tuple[float, float]
+
+
+def _zones(table: ErrorTable, loads: Sequence[float], prices: Sequence[float], effort: EnvelopeEffort) -> list[_Zone]:
+    """The zones to cut, those that add most to the errors of look-ups first."""
+    ratios = table.ratios.copy()
+    found: list[_Zone] = []
+    first = 0.0
+    while len(found) < _AT_ONCE:
+        zone = _heaviest(table.edges, ratios, loads, effort)
+        if zone is None or zone.weight < _LIGHT * first:
             break
-        progress(len(search.loads), wide[0].error_ratio)
-        worst = max(wide, key=_weight)
-        search.add(math.sqrt(worst.above_load * worst.to_load), everywhere=False)
-    return search.envelope()
+        first = max(first, zone.weight)
+        found.append(_Zone(zone.load, (prices[zone.begin], prices[zone.end])))
+        ratios[zone.low : zone.high, zone.begin : zone.end + 1] = -math.inf
+    return found
 
 
-def _weight(error: EnvelopeError) -> float:
-    """What a stretch adds to the error of a look-up anywhere."""
-    return min(error.error_ratio, 1.0) * (error.to_load - error.above_load)
+class _Found(NamedTuple):
+    """A zone by its first and last edge and price, their indices; its middle, and what it adds to the errors."""
+
+    weight: float
+    load: float
+    low: int
+    high: int
+    begin: int
+    end: int
+
+
+def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: float) -> float:
+    """The middle between two loads; where one beside it is planned for, the middle of the widest gap between such."""
+    middle = math.sqrt(low * high)
+    if not any(abs(each / middle - 1) < narrowest_ratio / 4 or each == middle for each in loads):
+        return middle
+    edges = [low, *sorted(each for each in loads if low < each < high), high]
+    _, begin, end = max((end / begin, begin, end) for begin, end in itertools.pairwise(edges))
+    return math.sqrt(begin * end)
+
+
+def _heaviest(edges: FloatArray, ratios: FloatArray, loads: Sequence[float], effort: EnvelopeEffort) -> _Found | None:
+    """The zone that adds most to the errors of look-ups, over its loads and the prices off in the middle of it."""
+    off = ratios > effort.error_ratio
+    adds = np.where(off, np.minimum(ratios, _FAR), 0.0) * np.diff(edges)[:, None]
+    below = np.pad(adds, ((1, 0), (1, 0))).cumsum(axis=0).cumsum(axis=1)
+    best: _Found | None = None
+    for at in range(ratios.shape[1]):
+        turns = np.flatnonzero(np.diff(np.concatenate([[False], off[:, at], [False]]).astype(np.int8)))
+        for low, high in zip(turns[::2].tolist(), turns[1::2].tolist(), strict=True):
+            if edges[high] <= edges[low] * (1 + effort.narrowest_ratio):
+                continue
+            middle = math.sqrt(edges[low] * edges[high])
+            here = off[int(np.searchsorted(edges, middle, side="right")) - 1]
+            others = np.flatnonzero(~here)
+            side = int(np.searchsorted(others, at))
+            begin = int(others[side - 1]) + 1 if side > 0 else 0
+            end = int(others[side]) - 1 if side < len(others) else len(here) - 1
+            weight = below[high, end + 1] - below[low, end + 1] - below[high, begin] + below[low, begin]
+            if best is None or weight > best.weight:
+                load = _between(float(edges[low]), float(edges[high]), loads, effort.narrowest_ratio)
+                best = _Found(float(weight), load, low, high, begin, end)
+    return best
 
 
 def least_requests_w(problem: JointProblem) -> float:
@@ -133,21 +203,28 @@ class _Search:
     def __init__(self, request: JointRequest, axis: PriceAxis, effort: EnvelopeEffort, highest: float) -> None:
         self._request, self._axis, self._effort, self._highest = request, axis, effort, highest
         self.loads: list[float] = []
-        self._least_w = math.inf
-        self._plans: dict[float, list[EnvelopePlan]] = {}
+        self._least_w, self._limits = math.inf, KnownLimits()
+        self._plans: list[EnvelopePlan] = []
+        self._points: list[PlannedPoint] = []
         self._ends: tuple[float, float] | None = None
+
+    @property
+    def prices(self) -> tuple[float, ...]:
+        """Prices at which errors are looked for."""
+        assert self._ends is not None
+        low, high = self._ends
+        return (low, *np.geomspace(low, high, _PRICES).tolist()[1:-1], high) if high > low else (low,)
 
     def envelope(self) -> Envelope:
         """All of them."""
-        assert self._ends is not None
-        low, high = self._ends
-        prices = tuple(np.geomspace(low, high, _PRICES).tolist()) if high > low else (low,)
-        plans = [each for load in sorted(self.loads) for each in self._plans[load]]
+        loads = tuple(sorted(self.loads))
+        plans = sorted(self._plans, key=lambda each: (each.load, -each.price))
         named = tuple(each._replace(name=f"P{at + 1}") for at, each in enumerate(plans))
-        return Envelope(self._axis, named, prices, tuple(sorted(self.loads)), least_requests_w=self._least_w)
+        points = tuple(sorted(self._points))
+        return Envelope(self._axis, named, self.prices, loads, least_requests_w=self._least_w, points=points)
 
-    def add(self, load: float, *, everywhere: bool) -> None:
-        """Plan for a load: at every price where the best plan changes, or where those of its neighbours do.
+    def add(self, load: float, prices: tuple[float, float] | None = None) -> None:
+        """Plan for a load at every price, of some or all, where the best plan changes.
 
         Raises:
             InfeasibleError: The GPUs or the power cap do not suffice.
@@ -155,12 +232,12 @@ class _Search:
         solve = self._solver(load)
         if self._ends is None:
             self._ends = self._price_ends(solve)
-        low, high = self._ends
-        prices = [low] if high <= low else [high, low] if everywhere else self._neighbours_prices(load)
-        found = self._supported(load, solve, [solve(price) for price in prices])
-        best = [each for each, _, _ in self._frontier(load, found)]
-        self._plans[load] = [stretched(self._request, each, self._highest) for each in best]
-        self.loads.append(load)
+        low, high = prices or self._ends
+        found = [solve(high), *([solve(low)] if high > low else [])]
+        for each, _, _ in self._frontier(load, self._supported(load, solve, found, (low, high)), (low, high)):
+            self._plans.append(stretched(self._request, each, self._highest, self._limits))
+        if load not in self.loads:
+            self.loads.append(load)
 
     def _solver(self, load: float) -> Callable[[float], EnvelopePlan]:
         """Plans for one load; each begins with the patterns of the plans before it and of the loads beside it."""
@@ -169,14 +246,14 @@ class _Search:
             for each in self._request.services
         )
         request = replace(self._request, services=services, objective=self._axis.objective(1.0))
-        problem = problem_of(grouped(request, self._effort.joint.alike_from))
+        problem = problem_of(grouped(request, self._effort.joint.alike_from), self._limits)
         self._least_w = min(self._least_w, least_requests_w(problem) / load)
-        beside = sorted(self.loads, key=lambda other: abs(math.log(other / load)))[:2]
+        beside = set(sorted(self.loads, key=lambda other: abs(math.log(other / load)))[:_BESIDE])
         known = {
             pattern: None
-            for other in beside
-            for each in self._plans[other]
-            for pattern in patterns_of(problem, ProvisionPlan("joint", each.gpus))
+            for each in self._plans
+            if (each.made_load or each.load) in beside
+            for pattern in patterns_of(problem, ProvisionPlan("joint", each.provided_at(load)))
         }
 
         def solve(price: float) -> EnvelopePlan:
@@ -184,6 +261,7 @@ class _Search:
             plan, _ = plan_problem(priced, self._effort.joint, list(known))
             known.update(dict.fromkeys(patterns_of(problem, plan)))
             assert plan.certificate is not None
+            self._points.append(PlannedPoint(load, price, plan.certificate.bound))
             return EnvelopePlan("", load, price, plan.certificate.bound, plan.gpus)
 
         return solve
@@ -198,26 +276,31 @@ class _Search:
         return rent / added * _RENT_FEW, rent / added * _RENT_MOST
 
     def _supported(
-        self, load: float, solve: Callable[[float], EnvelopePlan], found: list[EnvelopePlan]
+        self,
+        load: float,
+        solve: Callable[[float], EnvelopePlan],
+        found: list[EnvelopePlan],
+        prices: tuple[float, float],
     ) -> list[EnvelopePlan]:
         """Plans that are best at some price: where the lines of two of them cross, a third is sought below."""
         tried = set[tuple[int, int]]()
         while True:
-            best = [each for each, _, _ in self._frontier(load, found)]
+            best = [each for each, _, _ in self._frontier(load, found, prices)]
             pairs = [(one, other) for one, other in itertools.pairwise(best) if (id(one), id(other)) not in tried]
-            price = next((price for pair in pairs if (price := self._crossing(*pair)) is not None), None)
-            if price is None:
+            crossings = ((pair, self._crossing(*pair)) for pair in pairs)
+            pair, price = next((each for each in crossings if each[1] is not None), (None, None))
+            if pair is None or price is None:
                 return found
-            one, other = next(pair for pair in pairs if self._crossing(*pair) == price)
-            tried.add((id(one), id(other)))
+            tried.add((id(pair[0]), id(pair[1])))
             between = solve(price)
-            if self._cost(between, price) < self._cost(one, price) * (1 - self._effort.better_ratio):
+            if self._cost(between, price) < self._cost(pair[0], price) * (1 - self._effort.better_ratio):
                 found.append(between)
 
-    def _frontier(self, load: float, plans: Sequence[EnvelopePlan]) -> tuple[tuple[EnvelopePlan, float, float], ...]:
+    def _frontier(
+        self, load: float, plans: Sequence[EnvelopePlan], prices: tuple[float, float]
+    ) -> tuple[tuple[EnvelopePlan, float, float], ...]:
         """Which of some plans for a load is best at which prices."""
-        assert self._ends is not None
-        return Envelope(self._axis, tuple(plans), self._ends, (load,)).frontier(load)
+        return Envelope(self._axis, tuple(plans), prices, (load,)).frontier(load)
 
     def _crossing(self, one: EnvelopePlan, other: EnvelopePlan) -> float | None:
         """The price at which two plans for one load cost the same; None where they are never apart."""
@@ -227,27 +310,3 @@ class _Search:
 
     def _cost(self, plan: EnvelopePlan, price: float) -> float:
         return self._axis.objective(price).value(plan.power_w, plan.usd_per_hour, len(plan.gpus))
-
-    def _neighbours_prices(self, load: float) -> Sequence[float]:
-        """A price within each stretch in which the plans of the loads beside are best; the lowest and the highest."""
-        assert self._ends is not None
-        low, high = self._ends
-        below = max((each for each in self.loads if each < load), default=None)
-        above = min((each for each in self.loads if each > load), default=None)
-        prices = {low, high}
-        for other in (below, above):
-            if other is None:
-                continue
-            for _, begin, end in self._frontier(other, self._plans[other]):
-                if begin > low and end < high:
-                    prices.add(math.sqrt(begin * end))
-        return _apart(sorted(prices, reverse=True))
-
-
-def _apart(prices: Sequence[float]) -> list[float]:
-    """Prices, the highest first, without those that nearly repeat one before."""
-    found: list[float] = []
-    for price in prices:
-        if not found or price < found[-1] / _APART:
-            found.append(price)
-    return found

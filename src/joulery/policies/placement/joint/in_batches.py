@@ -139,6 +139,7 @@ def _joined(request: JointRequest, made: Sequence[_PlannedBatch], batch: int) ->
         floors_ratio={name: floor for each in known for name, floor in each.floors_ratio.items()},
         available={each.gpu_type.name: each.gpu_type.available for each in request.fleet},
         power_cap_w=request.power_cap_w,
+        carbon_cap_g_per_hour=request.carbon_cap_g_per_hour,
         costs=tuple(cost for each in known for cost in each.costs),
         patterns=tuple(pattern for each in known for pattern in each.patterns if _planned(pattern)),
         alike=tuple(names for each in known for names in each.alike),

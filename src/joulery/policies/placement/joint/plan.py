@@ -254,7 +254,7 @@ def infeasible(problem: JointProblem, duals: Duals, whole: JointSolution) -> Inf
         if each.gpu_type.available is not None
     )
     capped = problem.power_cap_w is not None and (duals.power > 0 or not there)
-    row = f"power cap of {problem.power_cap_w:g} W" if capped else f"number of GPUs: {there}"
+    row = problem.request.cap_text if capped else f"number of GPUs: {there}"
     served = math.fsum(whole.counts.values())
     missing = ", ".join(f"{name} ({rate:.4g} /s)" for name, rate in sorted(left.items()))
     return InfeasibleError(

@@ -46,6 +46,7 @@ from joulery.policies.placement.provisioning.options import (
     only_spot,
 )
 from joulery.policies.placement.provisioning.packing import Packing
+from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 _PARTS_MAX = 4096
 """A service that needs more instances is taken for a mistake in its rate."""
@@ -200,6 +201,7 @@ class JointRequest:
         objective: What is minimised.
         power_cap_w: Watts of all GPUs and hosts, at most; None for no cap.
         alone: Whether every instance has a GPU to itself.
+        carbon_cap_g_per_hour: Grams an hour that the watts of the cap are worth, where grams are what is capped.
     """
 
     services: tuple[JointService, ...]
@@ -208,6 +210,14 @@ class JointRequest:
     objective: PlanObjective
     power_cap_w: float | None = None
     alone: bool = False
+    carbon_cap_g_per_hour: float | None = None
+
+    @property
+    def cap_text(self) -> str:
+        """The cap in words."""
+        if self.carbon_cap_g_per_hour is None:
+            return f"power cap of {self.power_cap_w:g} W"
+        return f"carbon cap of {self.carbon_cap_g_per_hour:g} g/h ({self.power_cap_w:.4g} W of GPUs and hosts)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +290,7 @@ class JointProblem:
         return service.variants[item.variant].accuracy_ratio - service.floor_ratio
 
 
-def problem_of(request: JointRequest) -> JointProblem:
+def problem_of(request: JointRequest, known: KnownLimits | None = None) -> JointProblem:
     """Work out what can be chosen.
 
     An instance is provided for a whole part of its service's rate: all of it, a half, a third ... down to one of
@@ -311,11 +321,11 @@ def problem_of(request: JointRequest) -> JointProblem:
         before = len(items)
         fewest = service.workload.replicas_min
         for count in range(fewest, max(fewest, rules.max_replicas) + 1):
-            _add_part(at, service, 1 / count, fleet, machines, rules, items, options)
+            _add_part(at, service, 1 / count, fleet, machines, rules, items, options, known)
         count = max(fewest, rules.max_replicas) + 1
         while len(items) == before and at not in sliced and count <= _PARTS_MAX:
             for more in (count, math.ceil(1.25 * count), math.ceil(1.5 * count)):
-                _add_part(at, service, 1 / more, fleet, machines, rules, items, options)
+                _add_part(at, service, 1 / more, fleet, machines, rules, items, options, known)
             count = math.ceil(1.5 * count) + 1
         if len(items) == before and at not in sliced:
             _explain(service, fleet, rules)
@@ -357,13 +367,14 @@ def _add_part(
     rules: Rules,
     items: list[JointItem],
     options: list[tuple[tuple[Option, ...], ...]],
+    known: KnownLimits | None,
 ) -> None:
     """Add what serves a part of a service, each variant for itself, where it fits on some machine."""
     scv = part_scv(service.workload.arrivals.scv, part, rules.balancer)
     stream = RequestStream(service.workload.rate_rps * part, scv)
     for variant in range(len(service.variants)):
         workload = service.answered_by(variant)
-        limits = [_limits(kind.gpu_type, workload, stream, rules, service, part) for kind in fleet]
+        limits = [_limits(kind.gpu_type, workload, stream, rules, service, part, known) for kind in fleet]
         found = tuple(_options(machine, workload.model, limits[machine.fleet]) for machine in machines)
         if any(found):
             memory_bytes = PROCESSES_PER_INSTANCE * (workload.memory_bytes or 0.0)
@@ -372,7 +383,13 @@ def _add_part(
 
 
 def _limits(
-    kind: GpuType, workload: Workload, stream: RequestStream, rules: Rules, service: JointService, part: float
+    kind: GpuType,
+    workload: Workload,
+    stream: RequestStream,
+    rules: Rules,
+    service: JointService,
+    part: float,
+    known: KnownLimits | None,
 ) -> list[tuple[int, float, float]]:
     """Batches with what their execution may take, ms: when the GPU is shared, and when it is not.
 
@@ -386,7 +403,7 @@ def _limits(
     for batch in batches_of(rules, workload, stream):
         if service.batches and batch not in service.batches.get(round(1 / part), ()):
             continue
-        shared_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=True)
+        shared_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=True, known=known)
         alone_ms = shared_ms
         if model.pcie_contention > 1 and stream.scv == 0:
             alone_ms = limit_ms(rules, kind.profile.gpu, model, workload, stream, batch, shared=False)

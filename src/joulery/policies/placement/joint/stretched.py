@@ -18,11 +18,14 @@ from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.plan import patterns_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
+from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 _MOST_RATIO = 0.04
 """How much more load is tried at most."""
 _FINEST_RATIO = 0.001
 """How finely the greatest load is known."""
+_FIRST_RATIO = 0.004
+"""How much more load is tried first."""
 _SAME = 1e-9
 
 
@@ -38,26 +41,30 @@ class _Layouts(NamedTuple):
     flows: dict[Flow, float]
 
 
-def stretched(request: JointRequest, plan: EnvelopePlan, most: float = math.inf) -> EnvelopePlan:
+def stretched(
+    request: JointRequest, plan: EnvelopePlan, most: float = math.inf, known: KnownLimits | None = None
+) -> EnvelopePlan:
     """A plan at the greatest load that its layouts serve.
 
     Args:
         request: What is asked at load 1.
         plan: A plan at a load; one with cut GPUs, or of services that stand for several, is returned as it is.
         most: No higher load is tried.
+        known: Limits of random requests found before, for other loads.
     """
     if any(one.slice for gpu in plan.gpus for one in gpu.instances) or any(each.names for each in request.services):
         return plan
-    problem = problem_of(_narrowed(request, plan, plan.load))
+    known = known or KnownLimits()
+    problem = problem_of(_narrowed(request, plan, plan.load), known)
     layouts = _layouts(problem, plan)
     if layouts is None:
         return plan
     best, fits = plan, plan.load
     fails = min(plan.load * (1 + _MOST_RATIO), most * (1 + _SAME))
-    step = _FINEST_RATIO
+    step = _FIRST_RATIO
     while fails > fits * (1 + _FINEST_RATIO):
         load = min(fits * (1 + step), (fits + fails) / 2)
-        gpus = _gpus(_narrowed(request, plan, load), layouts, load)
+        gpus = _gpus(_narrowed(request, plan, load), layouts, load, known)
         found = None if gpus is None else plan._replace(load=load, gpus=gpus, made_load=plan.made_load or plan.load)
         if found is not None and _no_dearer(request, found, plan):
             best, fits, step = found, load, 2 * step
@@ -109,10 +116,10 @@ def _key(problem: JointProblem, item: int) -> tuple[int, int, int]:
     return each.service, each.variant, round(1 / each.part)
 
 
-def _gpus(request: JointRequest, layouts: _Layouts, load: float) -> tuple[PlannedGpu, ...] | None:
+def _gpus(request: JointRequest, layouts: _Layouts, load: float, known: KnownLimits) -> tuple[PlannedGpu, ...] | None:
     """The GPUs at a load; None where a layout does not fit."""
     try:
-        problem = problem_of(request)
+        problem = problem_of(request, known)
     except InfeasibleError:  # the batches of the layouts keep no SLO any more
         return None
     index = {_key(problem, item): item for item in range(len(problem.items))}

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.perf.interference.model import GpuCoefficients, ModelCoefficients, launch_delay_ms, work
-from joulery.perf.queues.batch_queue import late_ratio
 from joulery.policies.placement.provisioning.gpu_shares import (
     BatchLimit,
     Figures,
@@ -29,11 +28,10 @@ from joulery.policies.placement.provisioning.gpu_shares import (
     process,
     slo_ms,
 )
+from joulery.policies.placement.provisioning.random_limits import KnownLimits, random_limit_ms
 
 _COMPANY = 4
 """Processes on a GPU that the launch delay of a random batch is reckoned with."""
-_HALVINGS = 10
-"""Halvings of the interval in which a limit is sought."""
 MAX_REPLICAS = 10_000
 """A service that needs more is taken for a mistake in its rate."""
 _MORE_REPLICAS = 2
@@ -358,6 +356,7 @@ def limit_ms(
     batch: int,
     *,
     shared: bool,
+    known: KnownLimits | None = None,
 ) -> float:
     """What the execution of a full batch (t_gpu) may take for latency and throughput to be kept.
 
@@ -372,6 +371,7 @@ def limit_ms(
         stream: The part of its requests that this replica serves.
         batch: Batch size; the largest, for random requests.
         shared: Whether the GPU is shared; transfers may then take longer.
+        known: Limits of random requests found before, by which this one is found sooner.
 
     Returns:
         Milliseconds; <= 0 when nothing is left for execution.
@@ -381,7 +381,17 @@ def limit_ms(
     margin = 1 + rules.margin_ratio
     if stream.scv > 0:
         margin = 1 + max(rules.margin_ratio, rules.random_margins.get(workload.model, 0.0))
-        return _random_limit_ms(gpu, model, workload, stream, batch, load_ms + feedback_ms) / margin
+        limit = random_limit_ms(
+            stream.rate_rps,
+            stream.scv,
+            batch_shape(gpu, model, batch),
+            load_ms + feedback_ms,
+            slo_ms(workload),
+            1 - workload.slo.quantile,
+            known,
+            (gpu.name, workload.model, workload.slo, stream.scv, batch, shared),
+        )
+        return limit / margin
     keep_up_ms = 1000.0 * batch / (stream.rate_rps * margin) - feedback_ms * batch
     batch_ms = batch_limit_ms(rules, workload, stream, batch) / margin / _unlucky(rules, workload)
     return min(keep_up_ms, batch_ms - (load_ms + feedback_ms) * batch)
@@ -411,31 +421,6 @@ def batches_of(rules: Rules, workload: Workload, stream: RequestStream) -> tuple
         return tuple(range(1, rules.max_batch + 1))
     gather = 4 + 2 * stream.rate_rps * workload.slo.latency_s
     return tuple(size for size in (1 << power for power in range(11)) if size <= min(rules.max_batch, gather))
-
-
-def _random_limit_ms(
-    gpu: GpuCoefficients,
-    model: ModelCoefficients,
-    workload: Workload,
-    stream: RequestStream,
-    batch: int,
-    transfer_ms: float,
-) -> float:
-    """The execution time of a full batch at which just the required part of random requests is in time."""
-    deadline_ms, late = slo_ms(workload), 1 - workload.slo.quantile
-    shape = batch_shape(gpu, model, batch)
-
-    def too_slow(full_ms: float) -> bool:
-        times_s = [(transfer_ms * (size + 1) + full_ms * part) / 1e3 for size, part in enumerate(shape)]
-        return late_ratio(stream.rate_rps, stream.scv, times_s, deadline_ms / 1e3) > late
-
-    low, high = 0.0, min(deadline_ms, 1000.0 * batch / stream.rate_rps)
-    if too_slow(high * 1e-3):
-        return 0.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if too_slow(middle) else (middle, high)
-    return low
 
 
 def batch_shape(gpu: GpuCoefficients, model: ModelCoefficients, batch: int) -> list[float]:

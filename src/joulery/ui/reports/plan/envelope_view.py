@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from joulery.domain.format import number, percent
-from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan
+from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, Regret
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.ui.kit.charts import Axes, Line, legend, lines
 from joulery.ui.kit.html import head, static_text, table, tag, whole_page
@@ -48,13 +48,11 @@ def sentences(envelope: Envelope) -> list[str]:
         "are modelled, none of these plans is simulated"
     ]
     off = [each for each in errors if each.error_ratio > _OFF_RATIO]
-    width = sum(each.to_load - each.from_load for each in off)
-    rest = max((each.error_ratio for each in errors if each not in off), default=0.0)
     if len(loads) > 1:
-        inside = 1 - width / (loads[-1] - loads[0])
+        inside = envelope.error_table().part_within(_OFF_RATIO)
         found.append(
-            f"look-ups cost at most {percent(max(rest, 0.0), 2)} more than the best plan known in {percent(inside)} of "
-            "the loads"
+            f"look-ups cost at most {percent(_OFF_RATIO)} more than the best plan known in {percent(inside)} of "
+            "all loads and prices (evenly in the load and in the logarithm of the price)"
         )
     if off:
         named = ", ".join(
@@ -71,15 +69,20 @@ def sentences(envelope: Envelope) -> list[str]:
     return found
 
 
-def found_view(plan: ProvisionPlan, name: str, error_ratio: float) -> list[RenderableType]:
+def found_view(plan: ProvisionPlan, name: str, regret: Regret) -> list[RenderableType]:
     """A plan that was looked up."""
     certificate = plan.certificate
     assert certificate is not None
-    off = "" if math.isnan(error_ratio) else f"; at most {percent(max(error_ratio, 0.0))} above the best plan known"
+    proven = f"; proven at most {percent(regret.proven_ratio)}" if math.isfinite(regret.proven_ratio) else ""
     head_text = Text(
         f"{name}: {len(plan.gpus)} GPUs, {watts(certificate.power_w)}, {usd(plan.usd_per_hour)}/h; in all "
-        f"{usd(certificate.value)}/h at this price{off}\n"
+        f"{usd(certificate.value)}/h at this price\n"
     )
+    if math.isfinite(regret.known_ratio):
+        head_text.append(
+            f"at most {percent(regret.known_ratio, 2)} above any plan, as far as the plans made for the envelope are "
+            f"the best for their loads and prices{proven}\n"
+        )
     head_text.append(f"modelled, not simulated; {certificate.method}", "dim")
     return [head_text, Text(), *pictures(plan)]
 

@@ -210,7 +210,10 @@ def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     for name, price in certificate.pool_price.items():
         if price > 0:
             lines.append(f"one {name} more would save about {value_text(objective, price)}")
-    if certificate.power_price > 0:
+    if certificate.carbon_price > 0:
+        worth = value_text(objective, 10 * certificate.carbon_price)
+        lines.append(f"10 g/h more under the carbon cap would save about {worth}")
+    elif certificate.power_price > 0:
         lines.append(
             f"100 W more under the cap would save about {value_text(objective, 100 * certificate.power_price)}"
         )

@@ -287,6 +287,7 @@ def planned_from(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> Provision
         floors_ratio={each.workload.id: each.floor_ratio for each in problem.services},
         available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
+        carbon_cap_g_per_hour=problem.request.carbon_cap_g_per_hour,
     )
     return on_hosts_of(
         problem.request, ProvisionPlan("joint", tuple(gpus), quality=quality_of(problem), certificate=certificate)

@@ -37,6 +37,7 @@ def certificate_of(
         floors_ratio=_by_service(problem, [each.floor_ratio for each in problem.services]),
         available={each.gpu_type.name: each.gpu_type.available for each in problem.fleet},
         power_cap_w=problem.power_cap_w,
+        carbon_cap_g_per_hour=problem.request.carbon_cap_g_per_hour,
         costs=_costs(problem),
         patterns=tuple(
             _pattern(problem, known[at], whole.counts.get(at, 0)) for at in order[: len(whole.counts) + _PATTERNS_MAX]
