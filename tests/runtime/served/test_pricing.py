@@ -48,6 +48,18 @@ def test_only_the_models_here_are_charged_from_the_meters_here():
     assert total == pytest.approx(50.0), "what the meters charged, and no more"
 
 
+def test_refused_requests_and_other_services_cost_nothing():
+    """A refused request names no variant, and the columns hold those of every service."""
+    refused = [record(k, "large", Outcome.OVERLOADED)._replace(variant="", replica="", cpu_s=0.0) for k in range(5)]
+    others = [record(k, "small")._replace(service="other", variant="third") for k in range(5)]
+    run = mixed()
+    more = replace(run, requests=run.prices.columns(RequestColumns.of([*HALF, *refused, *others])))
+    figures, plain = (summarise_run([one], cost(), [compared(one)]) for one in (more, run))
+    assert figures["refused"] == 5 and figures["requests"] == plain["requests"] + 5
+    for name in ("requests_cpu_s", "upstream_j", "requests_j", "saving_ratio"):
+        assert figures[name] == pytest.approx(plain[name])
+
+
 def test_requests_that_no_variant_answered_cost_nothing():
     """Refused ones, and those of a moment in which every server was gone."""
     lost = [record(k, "small", Outcome.UNAVAILABLE)._replace(variant="", cpu_s=0.0) for k in (100, 101)]
