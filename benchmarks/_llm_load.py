@@ -39,6 +39,11 @@ BUNDLED = "{kind: llama.cpp, threads: 1}"
 REQUESTS, LOAD, CV, SEED = 120, 0.9, 3.0, 11
 ALONE_S = 105.0
 """Requests that are answered one by one within this are the load: all orders together then take ten minutes."""
+_ORDERS = {
+    "first come first served": "fcfs",
+    "shortest predicted first": "ssjf",
+    "revised while answers are written": "rerank",
+}
 THINGS = (
     *("violins", "tides", "onions", "castles", "comets", "umbrellas", "turtles", "marathons", "ink", "canals"),
     *("marble", "skating", "beavers", "lanterns", "cotton", "harbours"),
@@ -124,14 +129,14 @@ def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALO
         load = load[: len(took_s)]
         arrival_s = bursts(took_s)
         found["lengths known (asked before)"] = asyncio.run(_play(url, load, arrival_s))
-    for name, order in (("first come first served", "fcfs"), ("shortest predicted first", "ssjf")):
+    for name, order in _ORDERS.items():
         with serving(BUNDLED, order) as url:
             found[name] = asyncio.run(_play(url, load, arrival_s))
-    known, first, ours = found.values()
+    known, first, ours, _ = found.values()
     change = _mean_s(ours) / _mean_s(first) - 1
     rps = {name: len(each) / max(one.end_s for one in each) for name, each in found.items()}
     faster = max(rps.values()) / min(rps.values()) - 1
-    names = ("first come first served", "shortest predicted first", "lengths known (asked before)")
+    names = (*_ORDERS, "lengths known (asked before)")
     return Result(
         title=title,
         columns=("order", "mean completion", "change", "p99", "longest", "throughput", "tokens", "energy a token"),
@@ -143,8 +148,8 @@ def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALO
         notes=[
             f"SmolLM2-135M-Instruct (4 bits) on one core, {len(load)} prompts, none of a form that the default "
             f"predictor was trained on, {about}; Gamma arrivals of variability {CV:g}, scaled to "
-            f"{100 * LOAD:.0f} % load ({np.mean(took_s):.2f} s an answer alone). The first two rows began without any "
-            "completion.",
+            f"{100 * LOAD:.0f} % load ({np.mean(took_s):.2f} s an answer alone). The first three rows began without "
+            "any completion.",
             _understood(load, arrival_s, took_s, ours, known),
         ],
     )

@@ -1,7 +1,7 @@
 """Makes the length predictor that joulery ships: prompts of our own, answered by SmolLM2-135M-Instruct, nothing else.
 
-``python scripts/default_predictor.py scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
-the file lacks of COUNT prompts, then trains on the file and writes ``runtime/text/default_predictor``.
+``python -m scripts.default_predictor scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
+the file lacks of twice COUNT prompts, then trains on the file and writes ``runtime/llm/default_predictor``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from scripts.predictor_prompts import more_prompts
 
 from joulery.adapters.models import smollm2
 from joulery.perf.lengths.kernel_ridge import AnswerLengths
@@ -158,7 +159,11 @@ AFTER = (" Keep it brief.", " Be thorough.", " Use bullet points.", " In one sen
 
 
 def prompts(count: int) -> list[str]:
-    """Prompts of our own, all different."""
+    """Prompts of our own, all different, and as many again of the further forms."""
+    return [*_first_prompts(count), *(text for text, _ in more_prompts(count, SEED + 4))]
+
+
+def _first_prompts(count: int) -> list[str]:
     draw, found = random.Random(SEED), dict[str, None]()
     while len(found) < count:
         text = draw.choice(draw.choices((SHORT, MIDDLE, LONG), SHARES)[0]).format(**_filling(draw))

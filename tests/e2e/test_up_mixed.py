@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from joulery.app.profiling.service_profile import write_profile
+from joulery.domain.quality import Quality
+from joulery.domain.serving.profile import Profile, SliceProfile, Timings
+from joulery.domain.serving.service import Slice, SliceKind
 from tests.e2e.test_up import Up
 from tests.e2e.test_up_upstreams import Client, Upstream
 
@@ -21,7 +25,8 @@ services:
   - name: net
     slo: {{latency: 2 s}}
     rate: 20 /s
-    concurrency: 2
+    concurrency: 4
+    profile: profile.json
     cpu: {{cores: 1}}
     policy: {{kind: clover, lambda: 15 %, base_intensity: 250 g/kWh}}
     audit: {{share: 0 %}}
@@ -35,11 +40,23 @@ services:
 serving: {{listen: "127.0.0.1:0", drain: 2 s{gateways}}}
 """
 WATTS = 40.0
+WHOLE = Slice(SliceKind.WHOLE)
+
+
+def profiled(folder: Path) -> None:
+    """A profile as a quiet machine gives it; what is measured is tested in tests/app/profiling/test_mixed.py."""
+    large, small = Timings([0.024] * 20, [0.024] * 20), Timings([0.017] * 20, [0.0042] * 20)
+    entries = (
+        SliceProfile("large", WHOLE, large, large, WATTS, quality=Quality.ASSUMED),
+        SliceProfile("small", WHOLE, small, small, 20.0, quality=Quality.MODELLED),
+    )
+    write_profile(folder / "profile.json", Profile({}, entries, 20.0, Quality.ASSUMED, "made up"))
 
 
 @pytest.mark.parametrize("gateways", ["", "{count: 2, state: state}"])
 def test_the_policy_steers_between_a_server_and_this_machine(tmp_path: Path, gateways: str) -> None:
     rows = (f"2026-06-10T{hour:02}:00Z,{50 if hour < 12 else 800}" for hour in range(24))
+    profiled(tmp_path)
     (tmp_path / "day.csv").write_text("\n".join(("timestamp_utc,g", *rows, "")))
     large = Upstream("large", tmp_path)
     try:

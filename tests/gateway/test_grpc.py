@@ -384,3 +384,24 @@ def test_listening_beyond_this_machine_needs_a_token() -> None:
     with pytest.raises(ConfigError, match="needs a token"):
         GrpcServer(Gateway(FakeEngine()), "0.0.0.0", 0)
     GrpcServer(Gateway(FakeEngine()), "0.0.0.0", 0, token="secret-token")
+
+
+async def test_a_joined_gateway_takes_the_limits_it_is_sent_and_shares_its_port() -> None:
+    """It listens before it knows the site's limits: a message beyond them is refused by then, not by grpcio."""
+    records: list[RequestRecord] = []
+    gateway = Gateway(FakeEngine(), telemetry=[records.append])
+    first = GrpcServer(gateway, "127.0.0.1", 0, joined=True, shared_port=True)
+    await first.start()
+    second = GrpcServer(gateway, "127.0.0.1", first.port, joined=True, shared_port=True)
+    await second.start()
+    try:
+        async with grpc.aio.insecure_channel(first.address) as channel:
+            here = Running(first, Client(channel), records)
+            await here.client.call("ModelInfer", asking(*([1.0] * 100)))
+            gateway.bodies.limits = Limits.of(100)
+            failed = await here.status("ModelInfer", asking(*([1.0] * 100)))
+            assert failed.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert [record.outcome for record in records] == [Outcome.OK, Outcome.OVERLOADED]
+    finally:
+        await first.stop()
+        await second.stop()

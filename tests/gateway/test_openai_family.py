@@ -1,7 +1,9 @@
 """Several language models behind one name: who answers, and who does when one cannot."""
 
+import asyncio
 import json
 import math
+import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -24,6 +26,7 @@ from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.gateway.test_openai import CHAT
 from tests.runtime.llm.fakes import FakeMachine, forecaster
+from tests.waiting import eventually
 
 ACCURACY = {"large": 0.8, "small": 0.7}
 
@@ -41,7 +44,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*, acts=True, **settings):
+async def serving(*, acts=True, ttft=None, floor=0.0, clock=time.monotonic, **settings):
     fakes, llms, records, machine = {}, {}, [], FakeMachine()
     async with AsyncExitStack() as stack:
         meter = RequestMeter([machine], lambda: machine.busy_s, lambda t_s: 360.0, clock=lambda: machine.now_s)
@@ -50,10 +53,12 @@ async def serving(*, acts=True, **settings):
             url = await stack.enter_async_context(running(fakes[name]))
             engine = OpenAiEngine(Upstream(url, "fake-1"))
             meter.join(name, engine.cpu_s)
-            llms[name] = LLMService(name, engine, forecaster(), LLMSettings(**settings), meter, owner="ada")
+            llms[name] = LLMService(
+                name, engine, forecaster(), LLMSettings(**settings), meter, owner="ada", clock=clock
+            )
             stack.push_async_callback(llms[name].close)
-        policy = LanguageFamilyPolicy("chat", ACCURACY, ServiceObjectives(0.5, Slo(8.0)), 250.0)
-        family = LanguageFamily(policy, llms, lambda t_s: 360.0, acts=acts)
+        policy = LanguageFamilyPolicy("chat", ACCURACY, ServiceObjectives(0.5, Slo(8.0), floor), 250.0, ttft)
+        family = LanguageFamily(policy, llms, lambda t_s: 360.0, acts=acts, clock=clock)
         gateway = Gateway(local_engine())
         gateway.text = OpenAIRoutes(llms, gateway.bodies, [records.append], [], {}, [family])
         server = GatewayServer(gateway, "127.0.0.1", 0)
@@ -131,3 +136,48 @@ async def test_joules_are_known_after_thirty_answers_and_measured_again_after_an
             traffic.answered(1041.0 + k, 0.1, 0.1, 11.0)
         assert served.family.observe(1061.0).models[1].energy_j == pytest.approx((20 * 5.0 + 20 * 11.0) / 40)
         assert math.isnan(served.family.observe(1060.0 + 3700.0).models[1].energy_j)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_no_model_begins_in_time_is_refused_at_once(stream) -> None:
+    """One slot each, and a clock that stands still: what runs keeps running."""
+    async with serving(ttft=Slo(0.001), clock=lambda: 100.0, max_num_seqs=1) as served:
+        for fake in served.fakes.values():
+            fake.gate.clear()
+        first, second = (asyncio.create_task(served.ask(stream=stream)) for _ in range(2))
+        await eventually(lambda: all(fake.begun for fake in served.fakes.values()), "one at each model")
+        refused = await served.ask(stream=stream)
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+        assert "within its SLO of 0.001 s" in refused.json()["error"]["message"]
+        assert [len(fake.begun) for fake in served.fakes.values()] == [1, 1], "no engine got it"
+        for fake in served.fakes.values():
+            fake.gate.set()
+        assert {(await one).status_code for one in (first, second)} == {200}
+        assert (await served.ask(stream=stream)).status_code == 200, "an idle model takes the next one"
+        summary = served.family.summary()
+        assert (summary["refused"], summary["answered"]) == (1, 3)
+        assert summary["ttft_slo_s"] == 0.001 and 0 <= summary["ttft_attainment_ratio"] <= 1
+        outcomes = Counter((record.service, record.outcome) for record in served.records)
+        assert outcomes["large", Outcome.OVERLOADED] == 1, "counted at the most accurate model"
+
+
+async def test_the_accuracy_floor_comes_before_the_slo_of_the_first_token() -> None:
+    async with serving(ttft=Slo(0.001), clock=lambda: 100.0, floor=0.8, max_num_seqs=1) as served:
+        served.fakes["large"].gate.clear()
+        first = asyncio.create_task(served.ask())
+        await eventually(lambda: bool(served.fakes["large"].begun), "it runs")
+        assert (await served.ask()).status_code == 429, "the small model would be in time, and not accurate enough"
+        assert not served.fakes["small"].begun
+        served.fakes["large"].gate.set()
+        assert (await first).json()["model"] == "large"
+
+
+async def test_in_mode_advise_and_without_an_slo_of_the_first_token_nothing_is_refused() -> None:
+    for options in ({"ttft": Slo(0.001), "acts": False}, {}):
+        async with serving(clock=lambda: 100.0, max_num_seqs=1, **options) as served:
+            served.fakes["large"].gate.clear()
+            asked = [asyncio.create_task(served.ask()) for _ in range(3)]
+            await eventually(lambda served=served: served.family.models["large"].waiting == 2, "two wait")
+            served.fakes["large"].gate.set()
+            assert {(await one).status_code for one in asked} == {200}
+            assert served.family.refused == 0

@@ -138,3 +138,38 @@ def test_it_decides_the_same_from_its_log():
 def test_a_floor_that_no_model_reaches_is_one_error():
     with pytest.raises(InfeasibleError, match="no model is as accurate"):
         policy(floor=0.9)
+
+
+def with_ttft(latency_s=0.5) -> LanguageFamilyPolicy:
+    return replace(policy(lambda_ratio=0.0), ttft=Slo(latency_s, 0.95))
+
+
+@pytest.mark.parametrize("late", [{"ttft_s": 0.6}, {"expected_ttft_s": 0.6}])
+def test_a_model_that_begins_late_answers_nothing_until_it_was_calm(late):
+    rule = with_ttft()
+    state = rule.step(rule.initial(), seen()).state
+    assert dict(state.shares) == {"large": 1.0}
+    step = rule.step(state, seen(1.0, large=late))
+    assert dict(step.state.shares) == {"medium": 1.0}
+    assert step.decisions[0].cause == "threat" and "large too slow for the SLO" in step.decisions[0].reason
+    state = rule.step(step.state, seen(20.0)).state
+    assert dict(state.shares) == {"medium": 1.0}, "calm for 19 s"
+    assert dict(rule.step(state, seen(40.0)).state.shares) == {"large": 1.0}
+
+
+@given(st.one_of(st.just(math.nan), st.floats(0, 10)), st.one_of(st.just(math.nan), st.floats(0, 10)))
+def test_without_an_slo_of_the_first_token_it_decides_nothing(ttft_s, expected_s):
+    late = {"large": {"ttft_s": ttft_s, "expected_ttft_s": expected_s}}
+    assert decided(policy(), seen(**late)) == decided(policy(), seen())
+
+
+def test_a_policy_with_an_slo_of_the_first_token_is_read_back():
+    rule = with_ttft()
+    assert LanguageFamilyPolicy.from_dict(json.loads(json.dumps(rule.as_dict()))) == rule
+    assert "ttft" not in policy().as_dict()
+    look = seen(large={"ttft_s": 0.25, "expected_ttft_s": 0.5})
+    assert FamilySeen.from_dict(json.loads(json.dumps(look.as_dict()))).models[0].ttft_s == 0.25
+    older = look.as_dict()
+    for one in older["models"]:
+        del one["ttft_s"], one["expected_ttft_s"]
+    assert math.isnan(FamilySeen.from_dict(older).models[0].ttft_s), "logs of before are read"

@@ -9,10 +9,11 @@ from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog import profile
 from joulery.perf.catalog.synthetic_t4 import synthetic_t4
+from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, predict, violations_of
 from joulery.policies.placement.provisioning.options import Accounting, BatchLimits, Rules
 from joulery.policies.placement.provisioning.planner import provision
-from joulery.policies.placement.provisioning.replan import difference, follow, running_of
+from joulery.policies.placement.provisioning.replan import follow
 
 V100 = GpuType("V100", profile("v100"), 3.06)
 TYPES = ([V100], [GpuType("V100", profile("v100-calibrated"), 3.06)], [GpuType("T4", synthetic_t4(2.06), 0.526)])

@@ -207,17 +207,17 @@ class JobsConfig(Section):
     """How long after the scheduler died the watchdog releases every held job."""
     output_pattern: Text | None = None
     """A regular expression that finds progress in the output of jobs that report none, such as Epoch (\\d+)/(\\d+)."""
-    slots: SlotsConfig = SlotsConfig()
+    slots: SlotsConfig = Field(default_factory=SlotsConfig)
     """The slots of this machine."""
     power: SlotPowerConfig | None = None
     """Power to assume where nothing measures a job; without it such a job has no footprint."""
-    policy: GreenConfig = GreenConfig()
+    policy: GreenConfig = Field(default_factory=GreenConfig)
     """The policy."""
-    limits: PowerLimitsConfig = PowerLimitsConfig()
+    limits: PowerLimitsConfig = Field(default_factory=PowerLimitsConfig)
     """Power limits of the policies that set some."""
-    slurm: SlurmConfig = SlurmConfig()
+    slurm: SlurmConfig = Field(default_factory=SlurmConfig)
     """Settings for Slurm."""
-    kueue: KueueConfig = KueueConfig()
+    kueue: KueueConfig = Field(default_factory=KueueConfig)
     """Settings for Kueue."""
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from joulery.config.loadgen import LLMLoad
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import GramsPerKwhAboveZero, Ratio, Seconds, SecondsOrZero
 from joulery.config.parsing.section import InputFile, InputFolder, Name, OutputPath, Section, Text
+from joulery.config.plan import TokenSloConfig
 from joulery.config.services import SloConfig
 from joulery.domain.serving.generation import Dialect
 
@@ -76,23 +77,23 @@ class UpstreamConfig(Section):
 class OrderConfig(Section):
     """The order of queued requests."""
 
-    kind: Literal["ssjf", "fcfs", "boost"] = "ssjf"
-    """Speculative shortest job first; first come, first served; or arrival less a head start for short answers."""
+    kind: Literal["ssjf", "fcfs", "boost", "rerank"] = "ssjf"
+    """Shortest predicted first; first come, first served; arrival less a head start; that, revised as answers grow."""
     aging_ratio: Annotated[float, Field(alias="aging", ge=0, le=1e6, allow_inf_nan=False)] = 0.02
     """Predicted seconds forgiven per second of waiting; 0 for none, a large value for first come, first served."""
     grace_s: SecondsOrZero = Field(alias="grace", default=0.0)
     """Waiting time before aging begins, such as 30 s."""
     decay_s: Seconds | None = Field(alias="decay", default=None)
-    """Of boost: some 30 times the mean time of an answer; a longer one favours short ones more, at the tail's cost."""
+    """Of boost: some 30 mean answers, of rerank 40 if left out; longer favours short answers, at the tail's cost."""
 
     @model_validator(mode="after")
     def _decay_belongs_to_boost(self) -> OrderConfig:
         if self.kind == "boost" and self.decay_s is None:
             raise problem("boost needs a decay", expected="such as decay: 2 min", at=("decay",))
-        if self.kind != "boost" and self.decay_s is not None:
-            raise problem("only boost has a decay", hint="write kind: boost", at=("decay",))
-        if self.kind == "boost" and self.model_fields_set & {"aging_ratio", "grace_s"}:
-            raise problem("boost has neither aging nor grace", hint="leave them out", at=("kind",))
+        if self.kind not in ("boost", "rerank") and self.decay_s is not None:
+            raise problem("only boost and rerank have a decay", hint="write kind: boost", at=("decay",))
+        if self.kind in ("boost", "rerank") and self.model_fields_set & {"aging_ratio", "grace_s"}:
+            raise problem(f"{self.kind} has neither aging nor grace", hint="leave them out", at=("kind",))
         return self
 
 
@@ -118,9 +119,9 @@ class LanguageModelConfig(Section):
     """Owner that its joules and grams are charged to."""
     engine: Annotated[LlamaEngineConfig | UpstreamConfig, Field(discriminator="kind")]
     """Inference backend."""
-    order: OrderConfig = OrderConfig()
+    order: OrderConfig = Field(default_factory=OrderConfig)
     """In which order queued requests run."""
-    predictor: PredictorConfig = PredictorConfig()
+    predictor: PredictorConfig = Field(default_factory=PredictorConfig)
     """Output-length predictor for that order."""
     log: OutputPath | None = None
     """Log prompts and the lengths of their answers here, one JSON object a line, for joulery train-length-predictor."""
@@ -144,7 +145,15 @@ class LanguageModelConfig(Section):
     @model_validator(mode="after")
     def _engine_keeps_the_order(self) -> LanguageModelConfig:
         engine = self.engine
-        if isinstance(engine, UpstreamConfig) and engine.dialect.orders and self.order.grace_s > 0:
+        if not (isinstance(engine, UpstreamConfig) and engine.dialect.orders):
+            return self
+        if self.order.kind == "rerank":
+            raise problem(
+                "cannot be revised in an engine that orders by one priority number per request",
+                hint="write kind: boost, or keep the queue here: dialect: plain",
+                at=("order", "kind"),
+            )
+        if self.order.grace_s > 0:
             raise problem(
                 "is not possible with an engine that orders by one priority number per request",
                 hint="leave grace out, or keep the queue here: dialect: plain",
@@ -173,6 +182,9 @@ class LanguageFamilyConfig(Section):
     """Its models."""
     slo: SloConfig
     """Latency SLO of its answers."""
+    ttft: TokenSloConfig | None = None
+    """SLO of the time to the first token, such as {latency: 500 ms, quantile: 95 %}; in mode act a request that would
+    miss it at every model is refused at once (429)."""
     lambda_ratio: Ratio = Field(alias="lambda", default=0.5)
     """Weight of carbon against accuracy: 0 is accuracy alone, 1 is carbon alone."""
     base_g_per_kwh: GramsPerKwhAboveZero = Field(alias="base_intensity")

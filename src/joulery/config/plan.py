@@ -257,7 +257,7 @@ class PlanSection(Section):
     """For joint: simulate the plan, and plan again with larger margins for services that miss their SLO."""
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
-    arrivals: PlannedArrivals = PoissonArrivals(kind="poisson")
+    arrivals: PlannedArrivals = Field(default_factory=lambda: PoissonArrivals(kind="poisson"))
     """How requests arrive where a service does not say: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""

@@ -133,7 +133,7 @@ class TrainingScenario(Section):
     """Its name in reports."""
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Number of seeds: each samples other job classes, and another workload where that is synthetic."""
-    cluster: TrainingCluster = TrainingCluster()
+    cluster: TrainingCluster = Field(default_factory=TrainingCluster)
     """The cluster."""
     trace: Annotated[SyntheticTrace | RecordedTrace, Field(discriminator="kind")]
     """The jobs."""
@@ -149,7 +149,7 @@ class TrainingScenario(Section):
     """How much later than without any wait a job may end; jobs have no deadline when left out."""
     slack_over_s: Seconds = Field(alias="slack_over", default=3600.0)
     """Only jobs that take longer than this on one GPU have a deadline."""
-    carbon_forecast: CarbonForecastConfig = CarbonForecastConfig()
+    carbon_forecast: CarbonForecastConfig = Field(default_factory=CarbonForecastConfig)
     """The schedulers' forecast of carbon intensity."""
     policies: Annotated[tuple[SchemeText, ...], Field(min_length=1)] = ("green", "tiresias", "gaia")
     """Schedulers to compare; differences are against the first."""
@@ -182,6 +182,7 @@ class OrderingScenario(Section):
         "ssjf",
         "ssjf-delayed",
         "boost",
+        "rerank",
         "oracle",
     )
     """What is compared; differences are taken against the first."""
@@ -350,7 +351,7 @@ class BatchedServingScenario(Section):
     """How requests reach the replicas of a service: in strict turns, or each at random."""
     services: Annotated[tuple[SimulatedService, ...], Field(min_length=1)]
     """What is served."""
-    arrivals: ArrivalsConfig = ConstantArrivals(kind="constant")
+    arrivals: ArrivalsConfig = Field(default_factory=lambda: ConstantArrivals(kind="constant"))
     """How requests follow one another."""
     batching_delay_s: SecondsOrZero | None = Field(alias="batching_delay", default=None)
     """How long the oldest request waits for its batch to fill, 0 s is greedy; as each plan says when left out, which is

@@ -223,7 +223,7 @@ class CloverPolicy(Section):
     """Instead of lambda: the least carbon among all that lose at most this share of the best variant's accuracy."""
     search: Literal["predict", "clover", "learning"] = "predict"
     """How a layout is found: predict (from profiles), or by trials on the running service: learning, or clover."""
-    trials: TrialsConfig = TrialsConfig()
+    trials: TrialsConfig = Field(default_factory=TrialsConfig)
     """What a search by trials may spend."""
     consolidate: bool = False
     """Leave slices empty and end their replicas while demand is low; on CPU cores, in mode act."""
@@ -327,9 +327,9 @@ class ServiceConfig(Section):
     """The request-weighted accuracy never to go below, such as 76 %."""
     threatened_accuracy_ratio: Ratio | None = Field(alias="threatened_accuracy", default=None)
     """The same while the SLO is threatened; minimum_accuracy when left out: the floor comes before the SLO."""
-    policy: PolicyConfig = FixedPolicy(kind="fixed")
+    policy: PolicyConfig = Field(default_factory=lambda: FixedPolicy(kind="fixed"))
     """How variants are chosen."""
-    audit: AuditConfig = AuditConfig()
+    audit: AuditConfig = Field(default_factory=AuditConfig)
     """How the baseline is measured, so that the saving can be checked."""
     warm_memory_bytes: Bytes | None = Field(alias="warm_memory", default=None)
     """Memory of all its replicas up to which they keep its other variants loaded, so that requests turn to a leaner one

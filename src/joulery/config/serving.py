@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from joulery.config.carbon import CarbonConfig
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import Bytes, Seconds, SecondsOrZero
-from joulery.config.parsing.section import InputFile, OutputPath, Section, Text
+from joulery.config.parsing.section import InputFile, Name, OutputPath, Section, Text
 
 
 def _check_address(value: str) -> str:
@@ -53,6 +54,19 @@ class EmbeddedEngine(Section):
     kind: Literal["embedded"]
 
 
+class RayNodeConfig(Section):
+    """A node of the Ray cluster: its cores for replicas, and the grid that it is on."""
+
+    name: Name
+    """Its name in reports."""
+    address: Text
+    """Its address as Ray knows it (``ray list nodes``, or ray start --node-ip-address), such as 10.0.0.2."""
+    cores: Annotated[int, Field(ge=1, le=4096)]
+    """Cores that replicas may use there."""
+    carbon: CarbonConfig | None = None
+    """Carbon intensity of its grid; the site's carbon when left out."""
+
+
 class RayEngine(Section):
     """Replicas on Ray Serve (``pip install 'joulery[ray]'``), with joulery's queue and gateway in front."""
 
@@ -65,6 +79,23 @@ class RayEngine(Section):
     """CPUs a local cluster counts; all of this machine when left out."""
     claim_ratio: Annotated[float, Field(gt=0, le=1)] = Field(alias="claim", default=0.5)
     """CPUs that a replica reserves in Ray for each core; above 0.5 old and new replicas may not fit side by side."""
+
+    direct: bool | None = None
+    """Whether requests go to replicas on connections of their own, not through Ray. Replicas then listen at a port of
+    their node and answer who has their token; unencrypted, as Ray's own traffic. When left out, on a local cluster
+    only, on loopback."""
+    nodes: tuple[RayNodeConfig, ...] = ()
+    """Nodes that replicas are placed on, each metered, with its grid; requests go to the cleaner grid first. When left
+    out, Ray places replicas, and the nodes of a cluster elsewhere are metered without grams."""
+
+    @model_validator(mode="after")
+    def _nodes_differ(self) -> RayEngine:
+        for key in ("name", "address"):
+            values = [getattr(node, key) for node in self.nodes]
+            for index, value in enumerate(values):
+                if value in values[:index]:
+                    raise problem("stands twice; nodes differ", at=("nodes", index, key))
+        return self
 
     @model_validator(mode="after")
     def _a_cluster_has_a_dashboard(self) -> RayEngine:
@@ -139,7 +170,7 @@ class ServingConfig(Section):
     """Longest request body, such as 64 MiB; beyond it the answer is 413."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
     """How long a stop waits for accepted requests."""
-    engine: EngineConfig = EmbeddedEngine(kind="embedded")
+    engine: EngineConfig = Field(default_factory=lambda: EmbeddedEngine(kind="embedded"))
     """What runs the replicas."""
     gateways: GatewaysConfig | None = None
     """Several gateways behind one controller; one, in the controller's process, when left out."""
@@ -155,7 +186,11 @@ class ServingConfig(Section):
                     hint = "add serving.token_file, or listen on 127.0.0.1"
                     raise problem("listening beyond this machine needs a token", hint=hint, at=(key,))
         if self.gateways is not None and self.grpc is not None:
-            raise problem("gRPC is answered by one gateway alone", hint="leave out gateways or grpc", at=("grpc",))
+            if self.gateways.listen:
+                hint = "leave out gateways.listen: they share the ports of listen and grpc then"
+                raise problem("gateways with addresses of their own share no port for gRPC", hint=hint, at=("grpc",))
+            if split_address(self.grpc)[1] == 0:
+                raise problem("several gateways share the port of gRPC", expected="a port above 0", at=("grpc",))
         return self
 
     @property

@@ -16,7 +16,7 @@ from joulery.config.meters import MetersConfig
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.section import Name, Section
 from joulery.config.plan import PlanSection
-from joulery.config.services import ServiceConfig, SplitPolicy, unique
+from joulery.config.services import CloverPolicy, ServiceConfig, SplitPolicy, unique
 from joulery.config.serving import RayEngine, ServingConfig
 
 
@@ -44,9 +44,9 @@ class Site(Section):
     """Facility energy per IT energy; 1 counts the machines alone."""
     carbon: CarbonConfig | None = None
     """Where the carbon intensity comes from; without it no grams are counted."""
-    meters: MetersConfig = MetersConfig()
+    meters: MetersConfig = Field(default_factory=MetersConfig)
     """What reads the energy."""
-    fleet: FleetConfig = FleetConfig()
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
     """The devices joulery may use."""
     services: tuple[ServiceConfig, ...] = ()
     """What is served."""
@@ -54,9 +54,9 @@ class Site(Section):
     """Models that write text, served over the OpenAI API by joulery up and serve."""
     language_families: tuple[LanguageFamilyConfig, ...] = ()
     """Language models behind one name: the grid, the SLO and an accuracy floor choose which of them answers."""
-    plan: PlanSection = PlanSection()
+    plan: PlanSection = Field(default_factory=PlanSection)
     """How joulery plan provisions the services."""
-    serving: ServingConfig = ServingConfig()
+    serving: ServingConfig = Field(default_factory=ServingConfig)
     """Where the gateway listens."""
     jobs: JobsConfig | None = None
     """Training jobs."""
@@ -89,6 +89,7 @@ class Site(Section):
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
         self._pods_fit()
         self._splits_can_be_kept()
+        self._nodes_can_be_used()
         self._families_have_their_models()
         self._clusters_are_apart()
         return self
@@ -135,6 +136,25 @@ class Site(Section):
             if isinstance(self.serving.engine, RayEngine):
                 hint = "serving: {engine: {kind: embedded}}; or kind: fixed"
                 raise problem("splits requests on the embedded engine and on upstreams, not on Ray", hint=hint, at=at)
+
+    def _nodes_can_be_used(self) -> None:
+        """The nodes of a Ray cluster serve one service, on their cores, behind one gateway."""
+        engine = self.serving.engine
+        if not isinstance(engine, RayEngine) or not engine.nodes:
+            return
+        at = ("serving", "engine", "nodes")
+        if len(self.services) != 1:
+            raise problem("serve one service", got=f"{len(self.services)} services", hint="list one", at=at)
+        (service,) = self.services
+        cpu = service.cpu or self.fleet.cpu
+        if cpu is not None:
+            raise problem("have the cores of the replicas", hint="leave out fleet.cpu and the service's cpu", at=at)
+        if self.fleet.devices:
+            raise problem("are for replicas on CPU cores", hint="leave out fleet.devices, or nodes", at=at)
+        if self.serving.gateways is not None:
+            raise problem("are served by one gateway", hint="leave out serving.gateways", at=at)
+        if isinstance(service.policy, CloverPolicy) and service.policy.consolidate:
+            raise problem("keep their replicas", hint="leave out consolidate", at=at)
 
     def _pods_fit(self) -> None:
         """Each service's GPUs are listed, and its own unless GPUs may be shared."""

@@ -95,19 +95,19 @@ class OpenAIRoutes:
         """Whether the engine of every model accepts requests."""
         return all(llm.engine.ready for llm in self.llms.values())
 
-    def candidates(self, model: str) -> tuple[LanguageFamily | None, list[LLMService]]:
-        """The services that may answer a request for a model, the first choice first; and the family it asks for.
+    def candidates(self, model: str) -> list[LLMService]:
+        """The services that may answer a request for a model, the first choice first.
 
         Raises:
-            RequestError: There is no such model.
+            RequestError: There is no such model, or no model of a family may take it now.
         """
         if (family := family_of(self.families, model)) is not None:
-            return family, [self.llms[name] for name in family.choose()]
+            return [self.llms[name] for name in family.choose()]
         llm = self.llms.get(self.aliases.get(model, model))
         if llm is None:
             names = ", ".join(sorted((*self.llms, *self.aliases, *(one.name for one in self.families))))
             raise RequestError(f"no model {model[:100]!r}; available: {names}", Outcome.UNKNOWN)
-        return None, [llm]
+        return [llm]
 
     def ended(self, model: str, record: RequestRecord, cost: GenerationCost | None) -> None:
         """A request has ended."""
@@ -152,7 +152,10 @@ class _Conversation:
             body = await self._routes.bodies.read(headers, receive)
             request = parse_request(self._kind, body, timeout_s=timeout_s, headers=headers)
             self._request_id = headers.get(b"x-request-id", b"")
-            self._family, llms = self._routes.candidates(request.model)
+            self._family = family_of(self._routes.families, request.model)
+            if self._family is not None:
+                self._model = self._family.policy.best  # a request that no model takes is counted there
+            llms = self._routes.candidates(request.model)
             for index, llm in enumerate(llms):
                 try:
                     await self._answer(llm, request)
@@ -284,7 +287,7 @@ class _Conversation:
             energy=share,
         )
         if self._family is not None:
-            self._family.ended(record)
+            self._family.ended(record, math.nan if cost is None else cost.first_token_s)
         self._routes.ended(self._model, record, cost)
 
 

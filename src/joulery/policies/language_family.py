@@ -18,6 +18,7 @@ from typing import Any
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.serving.mix import Weights
+from joulery.domain.serving.service import Slo
 from joulery.policies.serving.objective import (
     ServiceObjectives,
     accuracy_change_ratio,
@@ -45,6 +46,8 @@ class ModelSeen:
         energy_j: Joules an answer, mean of the latest; NaN while unknown.
         latency_s: The SLO's quantile of its latest answers; NaN for too few.
         wait_s: How long a request that arrives now waits for the engine, predicted.
+        ttft_s: The SLO's quantile of its latest times to the first token; NaN for too few, or without such an SLO.
+        expected_ttft_s: That time of a request that arrives now, predicted; NaN without such an SLO.
     """
 
     name: str
@@ -52,6 +55,8 @@ class ModelSeen:
     energy_j: float = math.nan
     latency_s: float = math.nan
     wait_s: float = 0.0
+    ttft_s: float = math.nan
+    expected_ttft_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class LanguageFamilyPolicy:
         accuracy_ratio: Accuracy of each model, by name.
         objectives: Weight of carbon, SLO and accuracy floor.
         base_g_per_kwh: Intensity at which the most accurate model's grams are the baseline.
+        ttft: SLO of the time to the first token; None for none.
 
     Raises:
         InfeasibleError: No model is as accurate as the objectives ask.
@@ -121,6 +127,7 @@ class LanguageFamilyPolicy:
     accuracy_ratio: Mapping[str, float]
     objectives: ServiceObjectives
     base_g_per_kwh: float
+    ttft: Slo | None = None
 
     name = "language-family"
 
@@ -146,6 +153,11 @@ class LanguageFamilyPolicy:
             "accuracy_ratio": dict(self.accuracy_ratio),
             "objectives": self.objectives.as_dict(),
             "base_g_per_kwh": self.base_g_per_kwh,
+            **(
+                {}
+                if self.ttft is None
+                else {"ttft": {"latency_s": self.ttft.latency_s, "quantile": self.ttft.quantile}}
+            ),
         }
 
     @classmethod
@@ -155,7 +167,8 @@ class LanguageFamilyPolicy:
         Raises:
             KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
         """
-        return cls(**{**data, "objectives": ServiceObjectives.from_dict(data["objectives"])})
+        ttft = Slo(**data["ttft"]) if data.get("ttft") else None
+        return cls(**{**data, "objectives": ServiceObjectives.from_dict(data["objectives"]), "ttft": ttft})
 
     def initial(self) -> FamilyState:
         """Nothing decided yet."""
@@ -183,9 +196,13 @@ class LanguageFamilyPolicy:
         """The state with the models that threaten the SLO now."""
         limit_s, slow = self.objectives.slo.latency_s, dict(state.slow_s)
         for one in seen.models:
-            if one.wait_s > limit_s / 2 or one.latency_s > limit_s:
+            if one.wait_s > limit_s / 2 or one.latency_s > limit_s or self._begins_late(one):
                 slow[one.name] = seen.now_s
         return replace(state, slow_s=tuple(sorted(slow.items())))
+
+    def _begins_late(self, one: ModelSeen) -> bool:
+        """Whether a model misses the SLO of the first token, or would with the next request."""
+        return self.ttft is not None and max_known(one.ttft_s, one.expected_ttft_s) > self.ttft.latency_s
 
     def _usable(self, state: FamilyState, seen: FamilySeen) -> tuple[list[ModelSeen], str]:
         """The models that may answer, and why others may not although they answer now; empty for no such reason.
@@ -267,6 +284,11 @@ class LanguageFamilyPolicy:
         if self._accuracy(now) < self.objectives.minimum_accuracy_ratio - 1e-12:
             return True
         return self._score(wanted, known, seen) > self._score(now, known, seen) + _BETTER
+
+
+def max_known(*values: float) -> float:
+    """The largest of the values that are known; 0 for none."""
+    return max((value for value in values if not math.isnan(value)), default=0.0)
 
 
 def _model_seen(data: Mapping[str, Any]) -> ModelSeen:

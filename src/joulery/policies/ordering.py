@@ -112,13 +112,17 @@ class SpeculativeQueue:
         Raises:
             IndexError: Nothing waits.
         """
-        self._mature(now_s)
-        heads = [heap[0] for heap in (self._surface(self._young), self._surface(self._aged)) if heap]
-        if not heads:
+        number = self.first(now_s)
+        if number is None:
             raise IndexError("pop from an empty queue")
-        number = min(heads, key=lambda entry: self._present_key(entry, now_s))[2]
         self.cancel(number)
         return number
+
+    def first(self, now_s: float) -> int | None:
+        """The request that :meth:`pop` would take; None when nothing waits."""
+        self._mature(now_s)
+        heads = [heap[0] for heap in (self._surface(self._young), self._surface(self._aged)) if heap]
+        return min(heads, key=lambda entry: self._present_key(entry, now_s))[2] if heads else None
 
     def _present_key(self, entry: _Entry, now_s: float) -> tuple[float, float, int]:
         key_s, arrival_s, number, ticket = entry

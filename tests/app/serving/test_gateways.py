@@ -34,9 +34,18 @@ def test_what_does_not_fit_is_one_clear_error(gateways: dict[str, object], messa
         serving(**gateways)
 
 
-def test_grpc_is_one_gateways() -> None:
-    with pytest.raises(ValidationError, match="one gateway alone"):
-        ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}})
+@pytest.mark.parametrize(
+    ("grpc", "gateways", "message"),
+    [
+        ("127.0.0.1:0", {}, "share the port of gRPC"),
+        ("127.0.0.1:1", {"listen": ("127.0.0.1:2",)}, "share no port for gRPC"),
+        ("0.0.0.0:1", {}, "needs a token"),
+    ],
+)
+def test_grpc_has_one_port_for_all_gateways(grpc: str, gateways: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ServingConfig.model_validate({"grpc": grpc, "gateways": gateways})
+    assert ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}}).grpc == "127.0.0.1:1"
 
 
 def test_gpus_of_this_machine_are_one_gateways(tmp_path: Path) -> None:

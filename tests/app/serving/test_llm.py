@@ -16,6 +16,7 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.renames import RenamedWarning
 from joulery.domain.serving.generation import Dialect, GenerationKind, GenerationRequest
 from joulery.policies.ordering import Aging
+from joulery.policies.reranking import Reranking
 from joulery.store.answer_log import read_answer_log
 from joulery.ui.cli import main
 
@@ -95,6 +96,18 @@ async def test_a_log_that_cannot_be_written_any_more_costs_no_answer(tmp_path, c
     assert capsys.readouterr().err.count("logging of answers has stopped") == 1
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"), [("{kind: rerank}", None), ("{kind: rerank, decay: 90 s}", Aging.boost(90.0))]
+)
+async def test_an_order_that_is_revised_may_state_its_decay(tmp_path, order, expected):
+    text = SITE.replace("{kind: ssjf, aging: 0.1, grace: 30 s}", order)
+    async with AsyncExitStack() as stack:
+        site = open_llm_site(site_of(tmp_path, text), stack=stack)
+        assert site.llms["near"].settings.reranking == Reranking(expected)
+        assert site.llms["far"].settings.reranking is None
+        assert "shortest expected remainder first" in next(text for _, text in llm_facts(site))
+
+
 async def test_boost_orders_our_queue_and_an_engines_own(tmp_path):
     text = SITE.replace("{kind: ssjf, aging: 0.1, grace: 30 s}", "{kind: boost, decay: 90 s}")
     async with AsyncExitStack() as stack:
@@ -110,8 +123,10 @@ async def test_boost_orders_our_queue_and_an_engines_own(tmp_path):
     [
         ("order: {kind: fcfs}", "order: {grace: 3 s}", "one priority number"),
         ("order: {kind: fcfs}", "order: {kind: boost}", "boost needs a decay"),
-        ("order: {kind: fcfs}", "order: {decay: 2 min}", "only boost has a decay"),
+        ("order: {kind: fcfs}", "order: {decay: 2 min}", "only boost and rerank have a decay"),
         ("order: {kind: fcfs}", "order: {kind: boost, decay: 2 min, aging: 0.1}", "neither aging nor grace"),
+        ("{kind: ssjf, aging: 0.1, grace: 30 s}", "{kind: rerank, grace: 30 s}", "neither aging nor grace"),
+        ("order: {kind: fcfs}", "order: {kind: rerank}", "cannot be revised in an engine"),
         ("log: near.jsonl", "log: near.parquet", "a name ending in .jsonl"),
         ("name: far", "name: near", "names must differ"),
         ("http://far:1/v1/", "far:1", "url"),

@@ -5,6 +5,7 @@ import pytest
 from joulery.app.serving.gateway_handle import has_upstreams
 from joulery.app.serving.service import (
     choose,
+    cores_beside_upstreams,
     cores_of,
     demand_rps,
     kept_loaded,
@@ -14,7 +15,9 @@ from joulery.app.serving.service import (
 )
 from joulery.app.wiring.model_refs import model_ref
 from joulery.app.wiring.site_meters import meter_specs
+from joulery.config.fleet import CpuConfig, FleetConfig
 from joulery.config.parsing.reading import load
+from joulery.config.serving import ServingConfig
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef
@@ -279,6 +282,37 @@ def test_upstreams_get_slots_and_no_cores(tmp_path):
 def test_upstreams_that_cannot_be(tmp_path, fields, words):
     with pytest.raises(ConfigError, match=words):
         upstream_site(tmp_path, **fields)
+
+
+MIXED = "{kind: python, target: 'm:f'}"
+POWERED = THERE.format(host="a", power=", power: 60 W")
+
+
+def test_a_mixed_family_gets_slots_and_a_replica_on_each_of_its_cores(tmp_path):
+    site = upstream_site(tmp_path, POWERED, MIXED)
+    setup = service_setup(site, site.services[0], tmp_path)
+    assert has_upstreams(site)
+    assert setup.cores == cores_of(site)["net"] and setup.cores
+    assert setup.beside_upstreams == {"net": tuple((core,) for core in setup.cores)}
+    assert [len(partition) for partition in setup.partitions] == [3], "slots, of whichever variant"
+    pair = site.services[0].model_copy(update={"cpu": CpuConfig(slices=(1,))})
+    one = site.model_copy(update={"services": (pair,)})
+    assert cores_beside_upstreams(one) == {"net": ((setup.cores[0],),)}
+    assert cores_beside_upstreams(upstream_site(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"serving": ServingConfig.model_validate({"engine": {"kind": "ray"}})},
+        {"fleet": FleetConfig.model_validate({"devices": ({"gpu": 0},)})},
+    ],
+)
+def test_a_mixed_family_runs_on_cpu_cores_of_this_machine_alone(tmp_path, changed):
+    site = upstream_site(tmp_path, POWERED, MIXED).model_copy(update=changed)
+    with pytest.raises(ConfigError, match="CPU cores of this machine alone") as caught:
+        has_upstreams(site)
+    assert caught.value.pointer in ("serving.engine", "fleet.devices") and caught.value.hint
 
 
 def test_services_here_and_elsewhere_do_not_share_a_gateway(tmp_path):

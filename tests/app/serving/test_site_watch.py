@@ -339,3 +339,18 @@ def test_objectives_stay_relative_to_the_baseline_when_a_better_variant_joins(tm
     assert revise(path, one, watch, ("    slo:", NEW.replace("78 %", "90 %"))) == []
     assert one.chosen.policy.objectives.minimum_accuracy_ratio == pytest.approx(0.76)
     assert one.chosen.policy.search.objective.base_accuracy_ratio == 0.8
+
+
+SERVER = """        - {name: server, accuracy: 84 %, accuracy_source: made up,
+            model: {kind: open_inference, url: "http://127.0.0.1:9/net", power: 60 W}}
+    slo:"""
+
+
+@pytest.mark.parametrize("policy", ["clover", "fixed"])
+def test_a_server_joins_a_service_of_this_machine_with_a_restart_only(tmp_path, policy):
+    """Its watts and times follow from nothing that was measured here."""
+    path = toy_site(tmp_path, changed={} if policy == "clover" else {CLOVER: FIXED})
+    one, watch = running(path), SiteWatch(path, tmp_path)
+    before = one.chosen
+    (warning,) = revise(path, one, watch, ("    slo:", SERVER))
+    assert "server cannot join without a restart" in warning and one.chosen is before

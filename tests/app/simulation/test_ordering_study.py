@@ -35,6 +35,9 @@ def test_speculation_on_the_released_predictions() -> None:
     assert rows["ssjf-delayed"]["mean_jct_s"] <= 0.72 * base["mean_jct_s"]
     assert rows["boost"]["p99_jct_s"] <= 1.15 * base["p99_jct_s"]
     assert rows["boost"]["mean_jct_s"] <= 0.73 * base["mean_jct_s"]
+    assert rows["rerank"]["p99_jct_s"] <= 1.15 * base["p99_jct_s"]
+    assert rows["rerank"]["mean_jct_s"] <= 0.71 * base["mean_jct_s"]
+    assert 0 < rows["rerank"]["interruptions_ratio"] < 1 and rows["ssjf"]["interruptions_ratio"] == 0
     for row in rows.values():
         assert row["throughput_rps"] == pytest.approx(base["throughput_rps"], rel=0.005)
 

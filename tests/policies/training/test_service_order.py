@@ -135,3 +135,19 @@ def test_running_jobs_grow_only_while_none_waits() -> None:
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such order"):
         Green(order="shortest")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=30), st.lists(st.integers(1, 6), max_size=30))
+def test_unfinished_jobs_of_the_length_of_an_ended_one_are_still_at_risk_when_it_ends(
+    ended: list[int], running: list[int]
+) -> None:
+    """The product limit as a textbook writes it: length by length, ends before withdrawals."""
+    survival, moments = 1.0, [0.0, 0.0]
+    for length in sorted({*ended, *running}):
+        at_risk = sum(one >= length for one in (*ended, *running))
+        falls = survival * ended.count(length) / at_risk
+        if length == max((*ended, *running)):
+            falls = survival
+        survival -= falls
+        moments = [moment + falls * length ** (at + 1) for at, moment in enumerate(moments)]
+    assert length_scv(ended, running) == pytest.approx(max(0.0, moments[1] / moments[0] ** 2 - 1.0), abs=1e-9)

@@ -21,7 +21,7 @@ def ask(prompt="p", **fields):
 class FakeEngine:
     """Writes three tokens a request when its gate is open; remembers the order."""
 
-    name, variant = "fake://engine", "fake-1"
+    name, variant, pauses = "fake://engine", "fake-1", False
 
     def __init__(self, dialect=Dialect.PLAIN):
         self.dialect, self.ready = dialect, True

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.quality import Quality
-from joulery.domain.serving.engine import ModelKind, ModelRef
+from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome
 from joulery.runtime.served.pricing import NOTHING, prices_of
 from joulery.runtime.served.summary import compared, summarise_run
 from joulery.runtime.serving.requests import RequestColumns
@@ -46,6 +46,16 @@ def test_only_the_models_here_are_charged_from_the_meters_here():
     assert figures["upstream_g"] == pytest.approx(90.0 * there_s * 100.0 / 3.6e6, rel=0.05)
     total = figures["requests_j"] + figures["serving_j"] + figures["load_generator_j"] + 40.0
     assert total == pytest.approx(50.0), "what the meters charged, and no more"
+
+
+def test_requests_that_no_variant_answered_cost_nothing():
+    """Refused ones, and those of a moment in which every server was gone."""
+    lost = [record(k, "small", Outcome.UNAVAILABLE)._replace(variant="", cpu_s=0.0) for k in (100, 101)]
+    without = mixed()
+    run = replace(without, requests=without.prices.columns(RequestColumns.of([*HALF, *lost])))
+    figures, other = (summarise_run([one], cost(), [compared(one)]) for one in (run, without))
+    assert figures["failed"] == 2 and figures["requests_cpu_s"] == pytest.approx(other["requests_cpu_s"])
+    assert figures["upstream_j"] == pytest.approx(other["upstream_j"])
 
 
 @pytest.mark.parametrize(("watts", "saving"), [(10.0, 0.3), (90.0, 0.5 * (1 - 0.4 / 9)), (2.0, 0.5 * (1 - 0.4 * 5))])

@@ -149,9 +149,9 @@ class Watched(MixedPlant):
 
     def _place_waiting(self, now_s: float) -> None:
         super()._place_waiting(now_s)
-        for job in np.flatnonzero(self.gpus_of).tolist():
+        for job in np.flatnonzero(self.accounts.gpus).tolist():
             assert self.group_of[job] in self.allowed[job]
-        used = [sum(int(self.gpus_of[job]) for job in self.active if self.group_of[job] == at) for at in range(3)]
+        used = [sum(int(self.accounts.gpus[job]) for job in self.active if self.group_of[job] == at) for at in range(3)]
         assert used == [group.gpus - free for group, free in zip(GROUPS, self.free_gpus, strict=True)]
         if self.passive and not self.ended:
             assert not [job for job, gpus in self.waiting if self._fits(job, gpus)]

@@ -294,3 +294,28 @@ LIMITS = {
 )
 def test_the_limit_of_a_device_is_in_the_summary(changes, said):
     assert dict(summary_lines({**REPORT, "power_limits": [{**LIMITS, **changes}]}))["limit"] == said
+
+
+def test_joules_of_upstreams_stand_beside_those_of_the_machine_and_say_how_they_are_known():
+    services = [{**REPORT, "service": "net", "upstream_j": 12.0, "upstream_quality": "assumed"}]
+    lines = dict(summary_lines({**REPORT, "services": services}))
+    assert lines["energy"].endswith("; beside it 12.0 J of upstreams (assumed)")
+    assert "; 12.0 J of upstreams (assumed) included" in lines["saving"]
+    assert "upstreams" not in " ".join(dict(summary_lines(REPORT)).values())
+
+
+FAMILY = {"family": "chat", "answered": 1200, "variants": {"large": 0.25, "small": 0.75}, "accuracy_ratio": 0.725}
+FIRST = {"ttft_slo_s": 0.5, "ttft_quantile": 0.95, "ttft_attainment_ratio": 0.97, "ttft_slo_met": True, "refused": 12}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "1,200 answered: large 25 %, small 75 %; accuracy 72.5 % declared"),
+        (FIRST, "; first token: p95 within 500 ms, which 97.0 % kept; 12 refused for it"),
+        ({**FIRST, "ttft_slo_met": False}, "; first token: p95 BEYOND 500 ms, which 97.0 % kept; 12 refused for it"),
+        ({**FIRST, "ttft_attainment_ratio": None}, "1,200 answered: large 25 %, small 75 %; accuracy 72.5 % declared"),
+    ],
+)
+def test_a_family_of_language_models_has_a_line(more, said):
+    assert dict(summary_lines({**REPORT, "language_families": [{**FAMILY, **more}]}))["chat"].endswith(said)

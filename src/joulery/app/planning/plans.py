@@ -22,8 +22,8 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
-from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
 from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite

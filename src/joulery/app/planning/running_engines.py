@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from joulery.adapters.engines.remote.served_model import served_model
 from joulery.app.serving.llm import upstream_of
 from joulery.config.language import UpstreamConfig
 from joulery.config.site import Site
@@ -62,6 +61,8 @@ async def check_planned_llms(
         ConfigError: The site serves no language models.
         DataError: The file is no such plan.
     """
+    from joulery.adapters.engines.remote.served_model import served_model
+
     planned = planned_engines(site, file)
     upstreams = {
         one.name: upstream_of(one, one.engine) for one in site.language_models if isinstance(one.engine, UpstreamConfig)

@@ -96,7 +96,7 @@ def mixed_profile(local: Profile, models: Mapping[str, ModelRef]) -> Profile:
                 hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
             )
         entries.append(replace(entry, active_w=power_w, quality=Quality.ASSUMED))
-    quality, meter = weakest((local.quality, Quality.ASSUMED)), f"{local.meter} here, {_STATED} elsewhere"
+    quality, meter = weakest((local.quality, Quality.ASSUMED)), f"{local.meter} here; of upstreams assumed, {_STATED}"
     return replace(local, entries=tuple(entries), quality=quality, meter=meter)
 
 

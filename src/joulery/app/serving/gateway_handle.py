@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.routing import BaseRoute
 
-from joulery.app.serving.gateways.handle import GatewayGroup, open_gateways
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.app.wiring.engine import site_engine
 from joulery.app.wiring.grpc import grpc_server
+from joulery.config.serving import RayEngine
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
@@ -20,12 +20,16 @@ from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
-from joulery.gateway.body import Limits
+from joulery.gateway.body import BodyReader, Limits
 from joulery.gateway.metrics import Metrics
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.runtime.serving.session import ServingSession
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
+
+if TYPE_CHECKING:
+    from joulery.app.serving.gateways.handle import GatewayGroup
 
 Pages = Callable[[Callable[[], NowSnapshot | None]], Sequence[BaseRoute]]
 """Makes the routes of pages that show the latest snapshot: the dashboard."""
@@ -89,6 +93,15 @@ class GatewayHandle:
         return self.gateway.feedback.tally
 
     @property
+    def bodies(self) -> BodyReader:
+        """Reads requests within the gateway's limits."""
+        return self.gateway.bodies
+
+    def serve_text(self, routes: OpenAIRoutes) -> None:
+        """Answer under ``/v1`` from now on."""
+        self.gateway.text = routes
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Processes of the run beside this one and its children: none."""
         return ()
@@ -114,16 +127,24 @@ class GatewayHandle:
         return None if self._session is None else self._session.snapshot()
 
 
-AnyGateway = GatewayHandle | GatewayGroup
+AnyGateway: TypeAlias = "GatewayHandle | GatewayGroup"
 """One gateway in this process, or several in processes of their own."""
 
 
 def has_upstreams(site: Site) -> bool:
-    """Whether a site's services are on other servers.
+    """Whether a site's services are on other servers, some of their variants at least.
 
     Raises:
-        ConfigError: Some are, and some run on this machine.
+        ConfigError: Some services are, and some run on this machine; or a service has variants on both sides, and the
+            site names GPUs or a cluster for those here.
     """
+    mixed = [one.name for one in site.services if one.family_config is not None and one.family_config.is_mixed]
+    if mixed and (site.fleet.devices or isinstance(site.serving.engine, RayEngine)):
+        raise ConfigError(
+            f"{mixed[0]} has variants on other servers and others here, which run on CPU cores of this machine alone",
+            pointer="fleet.devices" if site.fleet.devices else "serving.engine",
+            hint="leave it out; or serve the models here from Triton or Ray Serve, and list them as upstreams too",
+        )
     found = {one.name: one.family_config is not None and one.family_config.is_upstream for one in site.services}
     if len(set(found.values())) > 1:
         raise ConfigError(
@@ -141,6 +162,8 @@ async def open_gateway(
 ) -> AsyncIterator[AnyGateway]:
     """The gateway on its port, taken first: a port in use is an error before models are profiled."""
     if site.serving.gateways is not None:
+        from joulery.app.serving.gateways.handle import open_gateways
+
         async with open_gateways(site, names, writer, pages) as group:
             yield group
         return

@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
-from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.meters.cputimes import open_cpu_times
 from joulery.adapters.models import smollm2
 from joulery.app.wiring.carbon import live_carbon_source
-from joulery.app.wiring.length_predictor import length_predictor
 from joulery.app.wiring.meters import open_meters
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
@@ -28,8 +26,10 @@ from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.serving.generation import GenerationRequest, LLMEngine
+from joulery.domain.serving.service import Slo
 from joulery.policies.language_family import LanguageFamilyPolicy
 from joulery.policies.ordering import Aging
+from joulery.policies.reranking import Reranking
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.length_prediction import Forecaster
@@ -40,6 +40,9 @@ from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.steady_time import unix_s
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache
+
+if TYPE_CHECKING:
+    from joulery.adapters.engines.remote.openai import Upstream
 
 _OWN_RETRIES = 1
 """A request whose own llama.cpp process died is repeated once by the next process."""
@@ -77,6 +80,8 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
     """
     engine = config.engine
     if isinstance(engine, LlamaEngineConfig):
+        from joulery.adapters.engines.remote.llama import LlamaEngine, LlamaSettings
+
         path = engine.path or smollm2.weights()
         name = smollm2.NAME if engine.path is None else engine.path.stem
         settings = LlamaSettings(
@@ -88,6 +93,8 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
             stderr=stderr,
         )
         return LlamaEngine(settings)
+    from joulery.adapters.engines.remote.openai import OpenAiEngine
+
     return OpenAiEngine(upstream_of(config, engine))
 
 
@@ -103,6 +110,8 @@ def upstream_of(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream
             token = engine.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token cannot be read: {error}", file=str(engine.token_file)) from error
+    from joulery.adapters.engines.remote.openai import Upstream
+
     return Upstream(
         engine.url.removesuffix("/").removesuffix("/v1"),
         engine.model,
@@ -150,6 +159,7 @@ def _family(
         {one.model: one.accuracy_ratio for one in config.variants},
         ServiceObjectives(config.lambda_ratio, config.slo.as_slo(), config.minimum_accuracy_ratio),
         config.base_g_per_kwh,
+        None if config.ttft is None else Slo(config.ttft.latency_s, config.ttft.quantile_ratio),
     )
     models = {one.model: llms[one.model] for one in config.variants}
     return LanguageFamily(policy, models, grid.at, acts=site.mode is Mode.ACT)
@@ -185,13 +195,22 @@ def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
 
 
 def _aging(order: OrderConfig) -> Aging | None:
-    """How an order rewards waiting; None for first come, first served."""
-    if order.kind == "fcfs":
+    """How an order rewards waiting; None for first come, first served, and for one that is revised."""
+    if order.kind in ("fcfs", "rerank"):
         return None
     return Aging(order.aging_ratio, order.grace_s) if order.decay_s is None else Aging.boost(order.decay_s)
 
 
+def _reranking(order: OrderConfig) -> Reranking | None:
+    """How an order is revised while answers are written; None for one that stays."""
+    if order.kind != "rerank":
+        return None
+    return Reranking(None if order.decay_s is None else Aging.boost(order.decay_s))
+
+
 def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, stack: AsyncExitStack) -> LLMService:
+    from joulery.app.wiring.length_predictor import length_predictor
+
     engine = llm_engine(config, stderr)
     guesser = (
         None
@@ -203,6 +222,7 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
     settings = LLMSettings(
         max_num_seqs=config.engine.max_num_seqs,
         aging=_aging(config.order),
+        reranking=_reranking(config.order),
         queue=config.queue,
         deadline_s=config.deadline_s,
         retries=_OWN_RETRIES if own else 0,

@@ -8,30 +8,30 @@ from contextlib import AsyncExitStack
 
 from joulery.app.serving.llm import LLMSite, open_llm_site
 from joulery.config.site import Site
-from joulery.gateway.app import Gateway
+from joulery.gateway.body import BodyReader
 from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.runtime.llm.hosted import HostedModels
-from joulery.runtime.llm.service import LLMService
+from joulery.runtime.llm.service import LLMService, LLMSettings
 
 _REFRESH_S = 1.0
 
 
 def mount_llms(
-    site: Site, gateway: Gateway, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
-) -> tuple[LLMSite, HostedModels]:
-    """Put the site's language models behind a gateway; their engines are not started yet.
+    site: Site, bodies: BodyReader, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
+) -> tuple[LLMSite, HostedModels, OpenAIRoutes]:
+    """The site's language models; their engines are not started yet.
 
     Args:
         site: The site.
-        gateway: Answers under ``/v1`` from now on.
+        bodies: Reads requests within the gateway's limits.
         metrics: Counts their requests.
         stack: Closes what is opened.
         stderr: File descriptor for what engines print; None for standard error.
 
     Returns:
-        The models, and their ticks and totals.
+        The models, their ticks and totals, and what answers under ``/v1``.
 
     Raises:
         JouleryError: A meter, a predictor or a model that was named is not to be had.
@@ -39,22 +39,21 @@ def mount_llms(
     text = open_llm_site(site, stack=stack, stderr=stderr)
     models = HostedModels(text.llms, [service.name for service in site.services])
     watch = LLMMetrics(metrics.registry, text.llms, text.meter)
-    gateway.text = OpenAIRoutes(
+    routes = OpenAIRoutes(
         text.llms,
-        gateway.bodies,
+        bodies,
         [metrics.request, models.request],
         [watch.ended, models.charge],
         text.aliases,
         text.families,
     )
-    return text, models
+    return text, models, routes
 
 
 def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
     """Each model with its engine and order, and notes about their meters, as names and texts."""
     for llm in text.llms.values():
-        aging = llm.settings.aging
-        order = "FIFO" if aging is None else "head start by length" if aging.decay_s else "shortest predicted first"
+        order = _order(llm.settings)
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
         yield "model", f"{llm.name}: {llm.engine.name}, {order}, {keeper}"
     for family in text.families:
@@ -63,6 +62,15 @@ def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
         yield "family", f"{family.name}: {names}{'' if family.acts else f'; mode advise: {family.policy.best} answers'}"
     for note in text.notes:
         yield "meter", note
+
+
+def _order(settings: LLMSettings) -> str:
+    """The order of a model's requests, in words."""
+    if settings.reranking is not None:
+        return "shortest expected remainder first"
+    if settings.aging is None:
+        return "FIFO"
+    return "head start by length" if settings.aging.decay_s else "shortest predicted first"
 
 
 async def start_llms(text: LLMSite) -> None:

@@ -6,12 +6,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from joulery.app.planning.plans import JOINT_PRESET, plan_site
 from joulery.app.planning.prices import SPOT_SUFFIX
-from joulery.app.planning.shares import share_request
 from joulery.app.serving.gateway_handle import AnyGateway
-from joulery.app.serving.joint_follower import JointFollower
 from joulery.app.serving.loads import Loads
 from joulery.app.serving.service import fleet_cores
 from joulery.app.serving.site_watch import SiteWatch
@@ -25,7 +23,6 @@ from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
-from joulery.policies.placement.provisioning.planner import followed
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.plans.plan_in_force import MIG, MPS, PlanInForce, cores_for, devices_for
 from joulery.runtime.serving.plans.planned import WATCH_S, WINDOW_S, PlanControl
@@ -36,6 +33,10 @@ from joulery.steady_time import unix_s
 from joulery.store.files import write_named
 from joulery.store.plans import read_plan
 
+if TYPE_CHECKING:
+    from joulery.app.serving.joint_follower import JointFollower
+
+_JOINT_PRESET = "joint"
 _ENOUGH = 50
 """Requests that a quantile of a service should rest on."""
 
@@ -47,8 +48,10 @@ async def plan_file(site: Site, given: Path | None, folder: Path) -> Path | None
         ConfigError, DataError: The site says too little for preset joint.
         InfeasibleError: No plan is within the SLOs.
     """
-    if given is not None or site.plan.preset != JOINT_PRESET or not site.services:
+    if given is not None or site.plan.preset != _JOINT_PRESET or not site.services:
         return given
+    from joulery.app.planning.plans import plan_site
+
     made = await asyncio.to_thread(plan_site, site)
     if made.violates:
         raise InfeasibleError(
@@ -160,6 +163,8 @@ async def follow_site(
         gate: The gateway, which learns of new services.
         cache: Folder of kept profiles.
     """
+    from joulery.app.serving.joint_follower import JointFollower
+
     joint = JointFollower.of(session, control)
     while True:
         await asyncio.sleep(WATCH_S)
@@ -214,6 +219,9 @@ async def _go_over(
 
 def _next(site: Site, running: PlanInForce) -> Sequence[PlannedGpu]:
     """A plan of shares that follows the running one with few migrations."""
+    from joulery.app.planning.shares import share_request
+    from joulery.policies.placement.provisioning.planner import followed
+
     request = share_request(site)
     return followed(running.running, request.workloads, request.types, request.rules).gpus
 

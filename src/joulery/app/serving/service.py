@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
+from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref
@@ -20,7 +21,7 @@ from joulery.config.services import (
     SplitPolicy,
 )
 from joulery.config.site import Mode, Site
-from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
+from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
@@ -72,6 +73,10 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
+    nodes = nodes_of(site)
+    if nodes:
+        assignment = node_slices(nodes)
+        partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
         assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
@@ -92,26 +97,6 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         batch_delay_s=config.batch_delay_s,
         replica_cores=cores_beside_upstreams(site).get(config.name, ()),
     )
-
-
-def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
-    """The partitions with as many slices as the service may have replicas.
-
-    Raises:
-        InfeasibleError: There is none.
-    """
-    least, most = config.minimum_replicas, config.maximum_replicas
-    kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))
-    if not kept:
-        sizes = sorted({len(cut) for cut in partitions})
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
-        raise InfeasibleError(
-            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be cut into "
-            f"{' or '.join(map(str, sizes))} slices only",
-            binding="number of replicas",
-            hint="change minimum_replicas or maximum_replicas, or give the service other cores or GPUs",
-        )
-    return kept
 
 
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:

@@ -129,8 +129,8 @@ def check_places(one: RunningService, config: ServiceConfig) -> None:
     joining = [variant.name for variant in config.family.variants if variant.name not in one.setup.models]
     if joining and (config.family.is_mixed or one.setup.replica_cores):
         raise ConfigError(
-            f"{', '.join(joining)} cannot join while {one.name} runs: some of its variants run on this machine, others "
-            "on other servers, and each needs a profile of its own",
+            f"{', '.join(joining)} cannot join without a restart: some variants of {one.name} run on this machine, "
+            "others on other servers, and each needs a profile of its own",
             pointer=f"services.{one.name}.family.variants",
             hint="restart to profile and serve it",
         )

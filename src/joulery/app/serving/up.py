@@ -16,12 +16,14 @@ from joulery.app.planning.running_engines import check_planned_llms, is_language
 from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
-from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
+from joulery.app.serving.gateway_handle import AnyGateway, Pages, no_pages, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
+from joulery.app.serving.ray_nodes.loop import keep_nodes
+from joulery.app.serving.ray_nodes.slices import profiled_setup
 from joulery.app.serving.service import batch_remarks, choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch, TimeJoining
 from joulery.app.serving.view import ServeView
@@ -119,12 +121,15 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         limits = await limit_power(session, stack, view, keepers)
         await _unless_stopped(session.serve(), stop)
         await gate.open_to(session)
+        await keep_nodes(session, start.carbon_source, stack)
         await _language_models(session, gate, keepers, limits, view, stack, stop)
         if start.language_plan is not None:
             await check_planned_llms(site, start.language_plan, view.fact, warns(session, view))
         view.serving(session, gate.server.url, gate.server.beside_address)
         results = await _serve(options, session, gate, view, stop)
         await gate.server.stop()
+        if session.nodes is not None:
+            await session.nodes.look()
         await session.stop()
         cpu_s = LoadResult.together(list(results.values())).cpu_s
         finished = finish(
@@ -132,7 +137,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
             loads=results,
             labels=gate.labels,
             load_cpu_s=cpu_s,
-            more=gate.report(),
+            more=gate.report() | ({} if session.nodes is None else session.nodes.report()),
         )
     return _report(finished, results, session.services, dashboard=f"{gate.server.url}/dashboard")
 
@@ -159,7 +164,7 @@ class _Start:
         """The session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
-        grid = LiveIntensity(site.carbon, self._carbon_source, unix_s)
+        grid = LiveIntensity(site.carbon, self.carbon_source, unix_s)
         control: Control
         given = options.plan
         if self.language_plan is not None:
@@ -224,7 +229,7 @@ class _Start:
     ) -> Obtained:
         load = self.site.load_of(config)
         return await obtain_profile(
-            setup,
+            setup if config.profile is not None else profiled_setup(self.site, setup),
             given=config.profile,
             cache=self.cache,
             folder=None if load is None else load.inputs,
@@ -257,7 +262,8 @@ class _Start:
 
         return timed
 
-    def _carbon_source(self, section: CarbonConfig) -> Any:
+    def carbon_source(self, section: CarbonConfig) -> Any:
+        """The source of a carbon section."""
         return live_carbon_source(section, self.cache)
 
 
@@ -284,8 +290,8 @@ async def _language_models(
     site = session.site
     if not site.language_models:
         return
-    assert isinstance(gate, GatewayHandle)  # several gateways serve no language models
-    text, models = mount_llms(site, gate.gateway, gate.metrics, stack, gate.workers_log)
+    text, models, routes = mount_llms(site, gate.bodies, gate.metrics, stack, gate.workers_log)
+    gate.serve_text(routes)
     for name, fact in (
         *llm_facts(text),
         *join_keepers(keepers, text, alone=not site.services),

@@ -80,6 +80,8 @@ def site_engine(
             queue=serving.queue,
             deadline_s=serving.deadline_s,
             drain_s=serving.drain_s,
+            direct=asked.direct,
+            nodes={node.name: node.address for node in asked.nodes},
         )
     )
 

@@ -11,7 +11,14 @@ from joulery.gateway.tls import TlsFiles
 
 
 def grpc_server(
-    gateway: Gateway, where: str | None, *, token: str | None, tls: TlsFiles | None, drain_s: float
+    gateway: Gateway,
+    where: str | None,
+    *,
+    token: str | None,
+    tls: TlsFiles | None,
+    drain_s: float,
+    joined: bool = False,
+    shared_port: bool = False,
 ) -> BesideServer | None:
     """The gRPC server of a gateway; None where no address is given.
 
@@ -21,6 +28,8 @@ def grpc_server(
         token: Bearer token that a request must carry; None for none.
         tls: Certificate and key; None for plain text.
         drain_s: How long a stop waits for running requests.
+        joined: Whether the gateway is one of several.
+        shared_port: Whether other gateways listen on the same port.
 
     Raises:
         ConfigError: It is no address, or one beyond this machine without a token.
@@ -33,4 +42,6 @@ def grpc_server(
     from joulery.gateway.grpc_api.server import GrpcServer
 
     host, port = address(where, "grpc")
-    return GrpcServer(gateway, host, port, token=token, tls=tls, drain_s=drain_s)
+    return GrpcServer(
+        gateway, host, port, token=token, tls=tls, drain_s=drain_s, joined=joined, shared_port=shared_port
+    )

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from joulery.config.parsing.explain import Schema, explain, resolve
+from joulery.config.parsing.section import old_keys
 from joulery.config.parsing.tree import MAX_BYTES, Tree, parse_yaml
 from joulery.config.parsing.tree import Path as KeyPath
 from joulery.config.site import Site
@@ -151,11 +152,19 @@ def _parse(text: str, file: str, folder: Path, kind: Document[D]) -> tuple[D | N
         return None, (ConfigError(f"{kind.noun} is a mapping", file=file, line=tree.line(()), expected=kind.starts),)
     if mistaken := _other_kind(tree, kind):
         return None, (mistaken,)
-    tree = with_new_keys(tree, kind.schema())
+    if _any_key(tree.data, old_keys()):
+        tree = with_new_keys(tree, kind.schema())
     try:
         return kind.adapter.validate_json(json.dumps(tree.data), context={"folder": folder}), ()
     except ValidationError as error:
         return None, explain(error, tree, kind.schema())
+
+
+def _any_key(data: Any, keys: frozenset[str]) -> bool:
+    """Whether one of the keys stands anywhere in a document."""
+    if isinstance(data, dict):
+        return not keys.isdisjoint(data) or any(_any_key(value, keys) for value in data.values())
+    return isinstance(data, list) and any(_any_key(item, keys) for item in data)
 
 
 _FIRST_KEYS = {

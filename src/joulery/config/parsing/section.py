@@ -17,8 +17,9 @@ from pydantic import (
     ValidationInfo,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, to_jsonable_python
 
+from joulery.config.parsing.docstrings import attribute_docstring
 from joulery.config.parsing.problem import problem
 
 
@@ -29,15 +30,29 @@ class Section(BaseModel):
         ALIASES: New key by old key: the old one is read from files for one release, with a warning.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    # Built when first read or made: no command reads every section. Defaults that are sections are made by factories.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
     ALIASES: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler(core)
+        section = handler.resolve_ref_schema(schema)
         if cls.ALIASES:
-            handler.resolve_ref_schema(schema)["x-renamed"] = dict(cls.ALIASES)
+            section["x-renamed"] = dict(cls.ALIASES)
+        for name, field in cls.model_fields.items():
+            entry = section["properties"][field.alias or name]
+            if about := attribute_docstring(cls, name):
+                entry.setdefault("description", about)
+            default = field.get_default(call_default_factory=True, validated_data={})
+            if isinstance(default, Section):
+                entry.setdefault("default", to_jsonable_python(default))
         return schema
+
+
+def old_keys(section: type[Section] = Section) -> frozenset[str]:
+    """The old keys of all sections: where a file has none of them, no schema is needed to find new names."""
+    return frozenset(section.ALIASES).union(*(old_keys(below) for below in section.__subclasses__()))
 
 
 def _resolve(value: Path, info: ValidationInfo) -> Path:

@@ -80,9 +80,10 @@ class Server(Generic[T, W]):
         held: What it works on; a withdrawn request stays here until its replica is done with it.
         leaving: True when it takes no more requests.
         warm: Other variants that it can run too.
+        rank: Free replicas of the lowest rank take requests first; see :meth:`Dispatcher.prefer`.
     """
 
-    __slots__ = ("batch", "batches", "held", "leaving", "max_delay_s", "payload", "turn", "variant", "warm")
+    __slots__ = ("batch", "batches", "held", "leaving", "max_delay_s", "payload", "rank", "turn", "variant", "warm")
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class Server(Generic[T, W]):
         self.held: list[Ticket[T]] = []
         self.leaving = False
         self.warm: frozenset[str] = frozenset()
+        self.rank = 0
 
     def runs(self, variant: str) -> bool:
         """Whether it can run a variant; any where that is empty."""
@@ -121,6 +123,10 @@ class Server(Generic[T, W]):
         return self.held[0] if self.held else None
 
 
+def _rank(server: Server[T, W]) -> int:
+    return server.rank
+
+
 class Dispatcher(Generic[T, W]):
     """The queue of one service and the replicas that pull from it.
 
@@ -131,7 +137,8 @@ class Dispatcher(Generic[T, W]):
     Attributes:
         limit: How many requests may wait, and how long; it may change at any time.
         servers: Every replica that joined and is not gone; one that leaves is gone when it holds nothing.
-        ripe_s: After ``pull``: when a batch that waits to fill goes as it is; infinity when none waits.
+        ripe_s: After ``pull``: when a batch that waits to fill goes as it is, or a request no longer waits for a
+            replica of lower rank; infinity when none waits.
     """
 
     def __init__(self, bound: int, wait_s: float = math.inf) -> None:
@@ -142,6 +149,17 @@ class Dispatcher(Generic[T, W]):
         self._idle: deque[Server[T, W]] = deque()
         self._arrived = 0
         self._returned = 0
+        self._ranked = False
+        self._patience_s = 0.0
+
+    def prefer(self, patience_s: float) -> None:
+        """Have free replicas of the lowest :attr:`Server.rank` take requests first.
+
+        Args:
+            patience_s: How long a request waits for a busy replica of lower rank while one of higher rank is free. Only
+                as many requests wait so as there are such replicas; the others are served at once.
+        """
+        self._ranked, self._patience_s = True, patience_s
 
     @property
     def waiting(self) -> int:
@@ -191,6 +209,8 @@ class Dispatcher(Generic[T, W]):
         for index, ticket in enumerate(self._waiting):
             server = self._free_for(ticket)
             if server is None or (filling and (id(server), ticket.kind) in filling):
+                continue
+            if self._ranked and self._waits(index, ticket, server, now_s):
                 continue
             most = server.most(ticket.variant)
             if most == 1 or ticket.kind is None:
@@ -331,10 +351,23 @@ class Dispatcher(Generic[T, W]):
         self._returned += 1
 
     def _free_for(self, ticket: Ticket[T]) -> Server[T, W] | None:
-        """The longest-idle replica that may serve ``ticket``."""
+        """The longest-idle replica that may serve ``ticket``; of the lowest rank where replicas are ranked."""
+        if self._ranked:
+            return min((each for each in self._idle if each.runs(ticket.variant)), key=_rank, default=None)
         if not ticket.variant:
             return self._idle[0] if self._idle else None
         return next((server for server in self._idle if server.runs(ticket.variant)), None)
+
+    def _waits(self, index: int, ticket: Ticket[T], server: Server[T, W], now_s: float) -> bool:
+        """Whether the request at an index of the queue waits for a replica of lower rank than the free one."""
+        until_s = ticket.since_s + self._patience_s
+        if now_s >= until_s:
+            return False
+        better = (each for each in self.servers if each.rank < server.rank and each.held and not each.leaving)
+        if index >= sum(1 for each in better if each.runs(ticket.variant)):
+            return False
+        self.ripe_s = min(self.ripe_s, until_s)
+        return True
 
     @staticmethod
     def _close(ticket: Ticket[T]) -> Ticket[T] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -89,11 +89,13 @@ class GenerationEvent(NamedTuple):
         data: The JSON object: a chunk of a stream, or the whole answer; empty while a whole answer is generated.
         tokens: Tokens generated since the event before.
         usage: The token counts, where the message reports them.
+        paused: The answer was interrupted as asked; it goes on when the next event is read.
     """
 
     data: dict[str, Any]
     tokens: int = 0
     usage: TokenUsage | None = None
+    paused: bool = False
 
 
 class GenerationCost(NamedTuple):
@@ -178,10 +180,18 @@ class LLMEngine(Protocol):
         """
         ...
 
-    def generate(self, request: GenerationRequest, priority: int | None, /) -> AsyncGenerator[GenerationEvent, None]:
+    @property
+    def pauses(self) -> bool:
+        """Whether it can interrupt an answer and continue it later."""
+        ...
+
+    def generate(
+        self, request: GenerationRequest, priority: int | None, pause: Callable[[], bool] | None = None, /
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it is generated: chunks of a stream, or progress and then one whole answer.
 
-        Closing the iterator stops the generation.
+        Closing the iterator stops the generation. An engine that can pause asks ``pause`` after each event: at True
+        it stops working on the request, yields an event ``paused``, and continues when the next event is read.
 
         Raises:
             RequestError: The request failed, or its answer broke off; ``outcome`` says why.

@@ -49,6 +49,8 @@ class GrpcServer:
         token: Bearer token that a request must carry in its metadata (``authorization``); None for none.
         tls: Its certificate and key; None for plain text.
         drain_s: How long a stop waits for running requests.
+        joined: Whether it belongs to one of several gateways: their limits come when they have joined.
+        shared_port: Whether other gateways listen on the same port (``SO_REUSEPORT``).
 
     Raises:
         ConfigError: It would listen beyond this machine without a token.
@@ -63,6 +65,8 @@ class GrpcServer:
         token: str | None = None,
         tls: TlsFiles | None = None,
         drain_s: float = 10.0,
+        joined: bool = False,
+        shared_port: bool = False,
     ) -> None:
         if token is None:
             only_loopback(host, "serving.grpc")
@@ -71,6 +75,7 @@ class GrpcServer:
         self.port = port
         self.tls = tls
         self.drain_s = drain_s
+        self.joined, self.shared_port = joined, shared_port
         self._credential = None if token is None else f"Bearer {token}".encode()
         self._server: Any = None
         self._closed_at_s = math.inf
@@ -87,8 +92,9 @@ class GrpcServer:
             CapabilityError: The port is in use or may not be taken.
             ConfigError: The certificate and key cannot be used.
         """
-        most = self.gateway.bodies.limits.body_bytes
-        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", most)]
+        limits = self.gateway.bodies.limits
+        most = limits.held_bytes if self.joined else limits.body_bytes
+        options = [("grpc.so_reuseport", int(self.shared_port)), ("grpc.max_receive_message_length", most)]
         options.append(("grpc.max_send_message_length", -1))
         server = grpc.aio.server(options=options)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, self._handlers())])
@@ -175,6 +181,9 @@ class GrpcServer:
         arrival_s, service, size = unix_s(), message.model_name, message.ByteSize()
         gateway = self.gateway
         try:
+            if size > gateway.bodies.limits.body_bytes:
+                longest = f"the message is longer than {gateway.bodies.limits.body_bytes} bytes"
+                raise RequestError(longest, Outcome.OVERLOADED)
             with gateway.bodies.holding(size):
                 request = parse(message, context.time_remaining())
                 response = await gateway.engine.infer(service, request)

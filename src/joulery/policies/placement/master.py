@@ -19,6 +19,8 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 
+_PRIMAL_SIMPLEX = 4
+"""HiGHS's number of it."""
 _UNSERVED = 1e4
 """Price of leaving a service out, in prices of the dearest GPU."""
 
@@ -34,12 +36,16 @@ class SolveStatus(Enum):
     """A limit on time or nodes ended the run: its best solution, if any, proves nothing."""
 
 
-def new_model(*, gap_ratio: float = 1e-9, seconds: float | None = None, nodes: int | None = None) -> Any:
+def new_model(
+    *, gap_ratio: float = 1e-9, seconds: float | None = None, nodes: int | None = None, growing: bool = False
+) -> Any:
     """An empty single-threaded model that prints nothing.
 
     Args:
         gap_ratio: Relative gap at which a solution in whole numbers is optimal.
         seconds, nodes: Limits of the run; None for none.
+        growing: Whether a linear program is solved again whenever columns were added: the last solution stays feasible
+            then, and the primal simplex method goes on from it.
     """
     import highspy
 
@@ -47,6 +53,8 @@ def new_model(*, gap_ratio: float = 1e-9, seconds: float | None = None, nodes: i
     model.setOptionValue("output_flag", False)
     model.setOptionValue("threads", 1)
     model.setOptionValue("mip_rel_gap", gap_ratio)
+    if growing:
+        model.setOptionValue("simplex_strategy", _PRIMAL_SIMPLEX)
     if seconds is not None:
         model.setOptionValue("time_limit", seconds)
     if nodes is not None:

@@ -8,8 +8,9 @@ running job is moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cache, partial
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -182,11 +183,12 @@ class Green:
         """One round: measure, grow, settle, rank, allocate."""
         profile = self._learn(state.profile, view)
         gamma = self._gamma(state, view)
-        jobs = self._settle(state, profile, view, gamma)
+        newcomer = cache(partial(self._newcomer, profile, gamma, view))
+        jobs = self._settle(state, newcomer, view, gamma)
         wait = self._waiting(state, jobs, view)
         due = frozenset(wait.due)
         if self.regrow:
-            self._widen(jobs, profile, gamma, view, wait.held | due)
+            self._widen(jobs, newcomer, view, wait.held | due)
         number = view.job.tolist()
         ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
         upper = [row for row in ranked if jobs[number[row]].upper]
@@ -196,7 +198,7 @@ class Green:
             run, jobs, rest = fill_in_order(view, jobs, first, ranked)
         else:
             run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
-        newcomers = {kind: self._newcomer(kind, view.gpus, profile, gamma, view).gpus for kind in profile}
+        newcomers = {kind: newcomer(kind, view.gpus, 1).gpus for kind in profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
@@ -229,6 +231,8 @@ class Green:
         """Who waits for a cleaner hour; jobs with a new reservation are marked."""
         if self.delay_ratio is None:
             return WaitingJobs()
+        if view.deadline_s is None:
+            return WaitingJobs(room=view.gpus)
         number = view.job.tolist()
         reserved = np.array([jobs[job].reserved for job in number], np.bool_)
         new = np.array([job not in state.jobs for job in number], np.bool_)
@@ -302,7 +306,7 @@ class Green:
         return MappingProxyType(learnt)
 
     def _settle(
-        self, state: GreenState, profile: Mapping[int, Mapping[int, float]], view: ClusterView, gamma: float
+        self, state: GreenState, newcomer: Callable[[int, int, int], TrackedJob], view: ClusterView, gamma: float
     ) -> dict[int, TrackedJob]:
         """Where every job stands after this round's measurements: its queue and its number of GPUs."""
         cap = self._cap(view)
@@ -313,7 +317,7 @@ class Green:
             repeat(1, len(view)) if view.min_gpus is None else view.min_gpus.tolist(), strict=True,
         )  # fmt: skip
         for job, running, most, kind, remaining_s, degradation, least in rows:
-            known = state.jobs.get(job) or self._newcomer(kind, most, profile, gamma, view, least)
+            known = state.jobs.get(job) or newcomer(kind, most, least)
             if running > 0 and degradation == degradation:
                 if known.degradation != degradation:
                     known = TrackedJob(known.upper, known.gpus, degradation, known.skipped, known.reserved)
@@ -324,12 +328,12 @@ class Green:
 
     def _newcomer(
         self,
-        kind: int,
-        most: int,
         profile: Mapping[int, Mapping[int, float]],
         gamma: float,
         view: ClusterView,
-        least: int = 1,
+        kind: int,
+        most: int,
+        least: int,
     ) -> TrackedJob:
         """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
         most = max(least, min(most, self._cap(view)))
@@ -358,8 +362,7 @@ class Green:
     def _widen(
         self,
         jobs: dict[int, TrackedJob],
-        profile: Mapping[int, Mapping[int, float]],
-        gamma: float,
+        newcomer: Callable[[int, int, int], TrackedJob],
         view: ClusterView,
         fixed: frozenset[int],
     ) -> None:
@@ -367,20 +370,21 @@ class Green:
 
         The rows ``fixed`` keep their size.
         """
-        room = view.gpus - sum(jobs[job].gpus for job in view.job.tolist())
+        number, kinds, most = view.job.tolist(), view.kind.tolist(), view.max_gpus.tolist()
+        room = view.gpus - sum(jobs[job].gpus for job in number)
         if room <= 0 or self.fixed_gpus is not None:
             return
-        worth_s = _WORTH_RESTARTS * view.restart_s
-        for row in np.argsort(-view.remaining_s, kind="stable").tolist():
-            known, running = jobs[int(view.job[row])], int(view.running[row])
-            if known.upper or not running or running != known.gpus or view.remaining_s[row] < worth_s * running:
+        # Unknown work counts as long.
+        short = view.remaining_s < _WORTH_RESTARTS * view.restart_s * view.running
+        order = np.argsort(-view.remaining_s, kind="stable")
+        rows = order[(view.running > 0)[order] & ~short[order]]
+        for row, running in zip(rows.tolist(), view.running[rows].tolist(), strict=True):
+            known = jobs[number[row]]
+            if known.upper or running != known.gpus or row in fixed:
                 continue
-            if row in fixed:
-                continue
-            least = 1 if view.min_gpus is None else int(view.min_gpus[row])
-            wide = self._newcomer(int(view.kind[row]), int(view.max_gpus[row]), profile, gamma, view, least).gpus
+            wide = newcomer(kinds[row], most[row], 1 if view.min_gpus is None else int(view.min_gpus[row])).gpus
             if 0 < wide - running <= room:
-                jobs[int(view.job[row])] = replace(known, gpus=wide)
+                jobs[number[row]] = replace(known, gpus=wide)
                 room -= wide - running
 
     def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView) -> list[int]:

@@ -32,14 +32,16 @@ def length_scv(ended_s: npt.ArrayLike, unfinished_s: npt.ArrayLike = ()) -> floa
     Returns:
         At least 0; NaN where no job has ended. Entries that are not positive and finite do not count.
     """
-    ended, unfinished = _positive(ended_s), _positive(unfinished_s)
+    ended, unfinished = np.sort(_positive(ended_s)), np.sort(_positive(unfinished_s))
     if not len(ended):
         return math.nan
-    length_s = np.concatenate((ended, unfinished))
-    over = np.concatenate((np.ones(len(ended)), np.zeros(len(unfinished))))
-    order = np.lexsort((1.0 - over, length_s))
-    # Scaled, so that squares of huge lengths stay finite.
-    length, over = length_s[order] / length_s.max(), over[order]
+    # Both sorted, the unfinished behind the ended ones of equal length: the ended ones are at risk together with them.
+    unfinished_at = np.searchsorted(ended, unfinished, side="right") + np.arange(len(unfinished))
+    over = np.ones(len(ended) + len(unfinished))
+    over[unfinished_at] = 0.0
+    length = np.empty(len(over))
+    length[over == 1.0], length[unfinished_at] = ended, unfinished
+    length /= length[-1]  # scaled, so that squares of huge lengths stay finite
     at_risk = np.arange(len(length), 0.0, -1.0)
     survival = np.cumprod(1.0 - over / at_risk)
     mass = np.diff(np.concatenate(([1.0], survival))) * -1.0

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.engine import Outcome, RequestError, RequestRecord
 from joulery.domain.serving.mix import MixCounter, MixStep, VariantMix
+from joulery.domain.serving.service import Slo
 from joulery.policies.language_family import FamilySeen, FamilyState, LanguageFamilyPolicy, ModelSeen
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.llm.statistics import RecentAnswer
@@ -65,6 +66,7 @@ class LanguageFamily:
     Attributes:
         answered: Answers by model, of requests for the family.
         owner: Owner of its most accurate model.
+        refused: Requests refused because no model would have begun to answer within the SLO of the first token.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class LanguageFamily:
         self._counter = MixCounter()
         self._energy = {name: _MeanEnergy() for name in self.models}
         self._aside_s: dict[str, float] = {}
+        self.refused = self._first_tokens = self._first_in_time = 0
         self._set({policy.best: 1.0})
 
     @property
@@ -98,19 +101,36 @@ class LanguageFamily:
         return math.fsum(n * accuracy[name] for name, n in self.answered.items()) / total if total else math.nan
 
     def choose(self) -> list[str]:
-        """The models that may answer the next request: the one whose turn it is, then the others by their wait."""
+        """The models that may answer the next request: the one whose turn it is, then the others by their wait.
+
+        With an SLO of the first token those that keep it come first.
+
+        Raises:
+            RequestError: No model would begin to answer within that SLO; when to come again.
+        """
         now_s = self._clock()
         chosen = self._counter.choose(self._main, self.models, 0, 0.0)
         up = {name for name in self.models if self._is_up(name, now_s)}
         others = sorted((name for name in self.models if name != chosen), key=lambda name: (self._wait_s(name), name))
-        return sorted((chosen, *others), key=lambda name: name not in up)  # a stable sort
+        ranked = sorted((chosen, *others), key=lambda name: name not in up)  # a stable sort
+        ttft = self.policy.ttft
+        return ranked if ttft is None or not self.acts else self._within(ranked, up, ttft)
 
     def failed(self, model: str) -> None:
         """A model could not answer: the others get its requests for a while."""
         self._aside_s[model] = self._clock()
 
-    def ended(self, record: RequestRecord) -> None:
-        """A request of the family has ended, under the name of the model that answered."""
+    def ended(self, record: RequestRecord, first_token_s: float = math.nan) -> None:
+        """A request of the family has ended, under the name of the model that answered.
+
+        Args:
+            record: The request.
+            first_token_s: When its first token came, Unix seconds; NaN for never.
+        """
+        ttft = self.policy.ttft
+        if ttft is not None and not math.isnan(first_token_s):
+            self._first_tokens += 1
+            self._first_in_time += first_token_s - record.arrival_s <= ttft.latency_s
         if record.outcome is Outcome.OK:
             self.answered[record.service] += 1
 
@@ -135,6 +155,21 @@ class LanguageFamily:
             "answered": total,
             "variants": {name: self.answered[name] / total for name in self.models} if total else {},
             "accuracy_ratio": self.accuracy_ratio if total else None,
+            **self._ttft_figures(),
+        }
+
+    def _ttft_figures(self) -> dict[str, Any]:
+        """How the SLO of the first token was kept; nothing without one."""
+        ttft = self.policy.ttft
+        if ttft is None:
+            return {}
+        kept = self._first_in_time / self._first_tokens if self._first_tokens else None
+        return {
+            "ttft_slo_s": ttft.latency_s,
+            "ttft_quantile": ttft.quantile,
+            "ttft_attainment_ratio": kept,
+            "ttft_slo_met": kept is not None and kept >= ttft.quantile,
+            "refused": self.refused,
         }
 
     async def _act(self, decision: Decision) -> tuple[str, str]:
@@ -160,6 +195,8 @@ class LanguageFamily:
         answers = llm.traffic.served(now_s)
         energy = self._energy[name]
         energy.add(answers)
+        ttft, now = self.policy.ttft, self._clock()
+        first_s = math.nan if ttft is None else llm.first_tokens.quantile_s(ttft.quantile, now)
         quantile = self.policy.objectives.slo.quantile
         latencies_s = [one.latency_s for one in answers]
         return ModelSeen(
@@ -168,7 +205,47 @@ class LanguageFamily:
             energy_j=energy.mean_j(now_s),
             latency_s=float(np.quantile(latencies_s, quantile)) if len(latencies_s) >= _ENOUGH else math.nan,
             wait_s=self._wait_s(name),
+            ttft_s=first_s,
+            expected_ttft_s=math.nan if ttft is None else self._expected_s(name, ttft),
         )
+
+    def _expected_s(self, name: str, ttft: Slo) -> float:
+        """The time to the first token of a request that arrives now, at the SLO's quantile; 0 at an idle model."""
+        llm = self.models[name]
+        if llm.idle:
+            return 0.0  # nothing could make it faster, and its next first token shows what it takes
+        return max(0.0, llm.predicted_wait_s() + llm.first_tokens.margin_s(ttft.quantile, self._clock()))
+
+    def _within(self, names: Sequence[str], up: Collection[str], ttft: Slo) -> list[str]:
+        """The models that answer within the SLO of the first token, the first choice first; then the others.
+
+        Another model than the one whose turn it is answers only where the accuracy floor stays kept.
+
+        Raises:
+            RequestError: None would.
+        """
+        expected = {name: self._expected_s(name, ttft) for name in names if name in up}
+        inside = [
+            name
+            for name, first_s in expected.items()
+            if first_s <= ttft.latency_s and (name == names[0] or self._keeps_floor(name))
+        ]
+        if not inside and expected:
+            self.refused += 1
+            over_s = min(expected.values()) - ttft.latency_s
+            raise RequestError(
+                f"{self.name} could not begin to answer this request within its SLO of {ttft.latency_s:g} s",
+                Outcome.OVERLOADED,
+                retry_after_s=max(over_s, 0.0),
+            )
+        return [*inside, *(name for name in names if name not in inside)]
+
+    def _keeps_floor(self, name: str) -> bool:
+        """Whether one more answer of a model leaves the mean accuracy at the floor or above."""
+        accuracy, count = self.policy.accuracy_ratio, self.answered.total()
+        floor = self.policy.objectives.minimum_accuracy_ratio
+        total = math.fsum(n * accuracy[one] for one, n in self.answered.items()) + accuracy[name]
+        return total >= (floor - 1e-12) * (count + 1)
 
 
 def family_of(families: Sequence[LanguageFamily], name: str) -> LanguageFamily | None:

@@ -81,8 +81,10 @@ def _batched(task: GenerationTask, ratio: float, per_read_s: float) -> BatchedRe
     predicted, written = min(task.forecast.tokens * ratio, limit), float(task.tokens_written)
     left = max(predicted - written, min(_OVERRUN_RATIO * predicted, limit - written), 1.0)
     read = float(prompt_tokens(task.request))
-    if task.started:
+    if task.generating:
         return BatchedRequest(left, read + written, 0.0, running=True)
+    if task.paused:
+        return BatchedRequest(left, read + written, 0.0, running=False)
     return BatchedRequest(left, read, per_read_s * read, running=False)
 
 
@@ -93,7 +95,7 @@ def capacity(llm: LLMService, tasks: Sequence[GenerationTask], now_s: float) -> 
     or the KV cache is full, there is no room. Without a report they show it: a request that has waited for its first
     token for longer than reading its prompt takes waits for room.
     """
-    running = sum(task.started for task in tasks)
+    running = sum(task.generating for task in tasks)
     if not llm.engine.dialect.orders:
         return max(llm.settings.max_num_seqs, running)
     if (load := llm.reports.load) is not None:

@@ -15,8 +15,10 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.serving.generation import GenerationRequest, TokenUsage
+from joulery.perf.lengths.classes import rounded_class
 from joulery.perf.lengths.pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
 from joulery.perf.lengths.prompt_templates import Form, TemplateLengths, prompt_template
+from joulery.perf.lengths.remaining import RatioCalibration
 from joulery.store.semantic_cache import SemanticCache
 
 CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
@@ -105,6 +107,7 @@ class Forecaster:
         self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
         self._forms = TemplateLengths()
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
+        self._calibration = RatioCalibration()
         self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
 
     @property
@@ -140,6 +143,22 @@ class Forecaster:
         within = _within(tokens, request.max_tokens, exact=known is not None)
         return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
 
+    def remaining_s(self, request: GenerationRequest, forecast: Forecast, written: int, *, started: bool) -> float:
+        """Seconds that an answer is still expected to take of which so many tokens are written.
+
+        By how far earlier answers of such predictions went; a prediction that later answers corrected is corrected.
+        """
+        ratios, likely = self._calibration.ratios(_kind(forecast)), max(self._likely(forecast), 1e-3)
+        limit = None if request.max_tokens is None else request.max_tokens / likely
+        tokens_s = self.pace.per_token_s * likely * ratios.remaining(written / likely, limit)
+        return tokens_s if started else tokens_s + self.pace.service_s(0.0, prompt_tokens(request))
+
+    def _likely(self, forecast: Forecast) -> float:
+        """The length that would be predicted now, without the client's limit."""
+        if forecast.source != PREDICTOR or forecast.guess is None or forecast.form is None or self._lengths is None:
+            return forecast.uncut_tokens
+        return self._lengths.expected(forecast.guess.score) * self._forms.ratio(forecast.form, self._lengths)
+
     def completed(
         self, request: GenerationRequest, forecast: Forecast, usage: TokenUsage, service_s: float | None
     ) -> None:
@@ -151,7 +170,9 @@ class Forecaster:
         if service_s is not None:
             self.pace.completed(usage.completion, service_s, prompt_tokens(request))
         tokens = float(usage.completion)
-        if request.max_tokens is not None and usage.completion >= request.max_tokens:
+        cut = request.max_tokens is not None and usage.completion >= request.max_tokens
+        self._calibration.completed(_kind(forecast), forecast.uncut_tokens, tokens, cut=cut)
+        if cut:
             self._cut(request, forecast, tokens)
             return
         if forecast.tokens > 0:
@@ -208,6 +229,12 @@ def _within(tokens: float, max_tokens: int | None, *, exact: bool) -> float:
     if max_tokens is None:
         return tokens
     return min(tokens, float(max_tokens)) if exact else cut_tokens(tokens, float(max_tokens))
+
+
+def _kind(forecast: Forecast) -> tuple[str, int]:
+    """Predictions that err alike: of one source and class."""
+    score = 0.0 if forecast.guess is None else forecast.guess.score
+    return (forecast.source, int(rounded_class(score)) if forecast.source == PREDICTOR else 0)
 
 
 def _embedding(guess: Guess | None) -> FloatArray:

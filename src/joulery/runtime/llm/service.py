@@ -3,6 +3,8 @@
 A request gets a length prediction, waits its turn (shortest predicted first, with aging:
 :mod:`joulery.policies.ordering`), is answered by the engine, and is charged its energy. An engine that orders requests
 by priority gets all of them at once, with the predicted key as ``priority``; joulery then keeps no queue of its own.
+An engine that can pause answers is asked to where a waiting request outranks a running one
+(:mod:`joulery.policies.reranking`); the paused answer continues when its turn comes.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from joulery.domain.serving.generation import (
 )
 from joulery.domain.serving.service import Slo
 from joulery.perf.lengths.step_time import StepCost, StepTimes
-from joulery.policies.ordering import Aging, SpeculativeQueue
+from joulery.perf.queues.first_token import FirstTokens, slot_wait_s
+from joulery.policies.ordering import Aging
+from joulery.policies.reranking import Reranking
 from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_tokens
 from joulery.runtime.llm.request_meter import RequestMeter
+from joulery.runtime.llm.slots import EngineSlots
 from joulery.runtime.llm.statistics import EngineReports, RecentTraffic, StepObserver
 from joulery.runtime.serving.plans.colocated import ProgressClock
 
@@ -39,6 +44,7 @@ class LLMSettings:
     Attributes:
         max_num_seqs: Requests given at once to an engine that keeps no queue of its own.
         aging: Aging of the order; None for first come, first served.
+        reranking: Revises the order while answers are written, in place of ``aging``; None for an order that stays.
         queue: Most requests that may wait.
         deadline_s: Latest end of an answer after its arrival, for requests that set no shorter limit.
         retries: How often a request is repeated whose engine died before the client got any of the answer.
@@ -47,23 +53,11 @@ class LLMSettings:
 
     max_num_seqs: int = 1
     aging: Aging | None = field(default_factory=Aging)
+    reranking: Reranking | None = None
     queue: int = 1024
     deadline_s: float = 300.0
     retries: int = 0
     slo: Slo | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A queued request; its slot is free when ``admitted`` is done."""
-
-    number: int
-    admitted: asyncio.Future[None]
-
-    @property
-    def has_slot(self) -> bool:
-        """Whether it was given a slot."""
-        return self.admitted.done() and not self.admitted.cancelled() and self.admitted.exception() is None
 
 
 class LLMService:
@@ -84,6 +78,7 @@ class LLMService:
         traffic: Recent arrivals and answers.
         steps: The time of the engine's steps, learned from tokens as they arrive.
         reports: What the engine reports of its load.
+        slots: The engine's slots and the queue in front of them.
         changed: Called when a request arrives or ends, for a governor that acts on events.
     """
 
@@ -107,11 +102,11 @@ class LLMService:
         first_guess = StepCost(forecaster.pace.per_token_s)
         self.steps = StepObserver(StepTimes(first_guess), clock, lambda: self.work_clock.now_s())
         self.reports = EngineReports(clock)
+        self.first_tokens = FirstTokens()
         self._tasks: dict[int, GenerationTask] = {}
-        self._queue = SpeculativeQueue(settings.aging or Aging(0.0))
-        self._waiters: dict[int, _Waiter] = {}
+        slots = None if engine.dialect.orders else settings.max_num_seqs
+        self.slots = EngineSlots(slots, settings.aging, settings.reranking, lambda: forecaster.average_s, clock)
         self._numbers = itertools.count()
-        self._running = 0
         self._epoch_s = clock()
         self._closed = False
 
@@ -122,11 +117,28 @@ class LLMService:
         if self._meter is not None:
             self._meter.share_engine(self.name, self.reports.own_ratio)
 
+    def predicted_wait_s(self) -> float:
+        """How long a request that arrives now waits for the engine, by the predicted lengths before it, s."""
+        now_s, running, queued = self._clock(), [], []
+        for task in self._tasks.values():
+            if task.in_engine:
+                running.append(task.left_s(now_s))
+            else:
+                queued.append(task.forecast.service_s)
+        if len(running) + len(queued) < self.settings.max_num_seqs:
+            return 0.0
+        return slot_wait_s(running, queued, self.settings.max_num_seqs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request."""
+        return not self._tasks
+
     @property
     def others(self) -> float:
         """Requests of other clients in the engine's batch; 0 where it reports none."""
         load = self.reports.load
-        return 0.0 if load is None else max(0.0, load.running - sum(task.started for task in self._tasks.values()))
+        return 0.0 if load is None else max(0.0, load.running - sum(task.generating for task in self._tasks.values()))
 
     def now_s(self) -> float:
         """Seconds of its clock."""
@@ -135,12 +147,12 @@ class LLMService:
     @property
     def waiting(self) -> int:
         """Requests in joulery's queue."""
-        return len(self._queue)
+        return self.slots.waiting
 
     @property
     def running(self) -> int:
         """Requests in the engine."""
-        return self._running
+        return self.slots.running
 
     def accept(self, request: GenerationRequest) -> GenerationTask:
         """Accept a request. Its length is predicted now; it enters the queue when its events are read.
@@ -150,7 +162,7 @@ class LLMService:
         """
         if self._closed:
             raise RequestError("the service is closing", Outcome.UNAVAILABLE)
-        held = self._running if self.engine.dialect.orders else len(self._queue)
+        held = self.running if self.engine.dialect.orders else self.waiting
         if held >= self.settings.queue:
             retry_s = held * self.forecaster.average_s / self.settings.max_num_seqs
             raise RequestError(
@@ -158,25 +170,22 @@ class LLMService:
             )
         arrival_s, asked_s = time.time(), self._clock()
         self.traffic.arrived(arrival_s)
-        return GenerationTask(self, next(self._numbers), request, self.forecaster.forecast(request), arrival_s, asked_s)
+        forecast, wait_s = self.forecaster.forecast(request), self.predicted_wait_s()
+        return GenerationTask(self, next(self._numbers), request, forecast, arrival_s, asked_s, wait_s)
 
     def tasks(self) -> tuple[GenerationTask, ...]:
         """Accepted requests that have not ended: running ones first, then queued ones in the order of service."""
-        now_s, aging = self._clock(), self.settings.aging
 
         def turn(task: GenerationTask) -> tuple[bool, float, int]:
-            waited_s = now_s - task.asked_s
-            key_s = -waited_s if aging is None else aging.key_s(task.forecast.service_s, waited_s)
-            return (not task.in_engine, task.asked_s if task.in_engine else key_s, task.number)
+            key_s = task.asked_s if task.in_engine else self.slots.key_s(task)
+            return (not task.in_engine, key_s, task.number)
 
         return tuple(sorted(self._tasks.values(), key=turn))
 
     async def close(self) -> None:
         """Reject queued requests and close the engine. Safe to call twice."""
         self._closed = True
-        for waiter in list(self._waiters.values()):
-            if not waiter.admitted.done():
-                waiter.admitted.set_exception(RequestError("the service is closing", Outcome.UNAVAILABLE))
+        self.slots.reject(RequestError("the service is closing", Outcome.UNAVAILABLE))
         await self.engine.close()
 
     def rank(self, forecast: Forecast) -> int | None:
@@ -197,46 +206,24 @@ class LLMService:
         del self._tasks[task.number]
         self.changed()
 
-    async def acquire_slot(self, number: int, forecast: Forecast, arrival_s: float) -> None:
-        """Wait for a slot in the engine; :meth:`release_slot` frees it. ``arrival_s`` is on the service's clock."""
-        if not self.engine.dialect.orders and (self._running >= self.settings.max_num_seqs or len(self._queue)):
-            waiter = _Waiter(number, asyncio.get_running_loop().create_future())
-            self._waiters[number] = waiter
-            predicted_s = 0.0 if self.settings.aging is None else forecast.service_s
-            self._queue.push(number, arrival_s, predicted_s)
-            try:
-                await waiter.admitted
-            except BaseException:
-                if not self._queue.cancel(number) and waiter.has_slot:
-                    self._free_slot()  # it was cancelled in the moment its slot became free
-                raise
-            finally:
-                del self._waiters[number]
-        else:
-            self._running += 1
+    async def acquire_slot(self, task: GenerationTask) -> None:
+        """Wait for a slot in the engine; :meth:`release_slot` frees it."""
+        await self.slots.acquire(task)
         if self._meter is not None:
-            self._meter.began(self.name, number)
+            self._meter.began(self.name, task.number)
 
-    def release_slot(self, number: int) -> EnergyShare | None:
-        """Free the slot of a request for the next one. Returns what the request cost."""
+    def release_slot(self, task: GenerationTask) -> EnergyShare | None:
+        """Free the slot of a request for the next one. Returns what the request cost since it got the slot."""
         try:
-            return None if self._meter is None else self._meter.ended(self.name, number)
+            return None if self._meter is None else self._meter.ended(self.name, task.number)
         finally:
-            self._free_slot()
+            self.slots.release(task)
 
     def count_tokens(self, number: int, *, read: int = 0, written: int = 0) -> None:
         """The engine has read or generated tokens of a request."""
         self.reports.generated(written)
         if self._meter is not None:
             self._meter.moved(self.name, number, read=read, written=written)
-
-    def _free_slot(self) -> None:
-        self._running -= 1
-        while len(self._queue) and self._running < self.settings.max_num_seqs:
-            waiter = self._waiters[self._queue.pop(self._clock())]
-            if not waiter.admitted.done():
-                self._running += 1
-                waiter.admitted.set_result(None)
 
 
 class GenerationTask:
@@ -247,6 +234,7 @@ class GenerationTask:
         forecast: Its predicted length and service time.
         cost: What it cost; set when its events have ended.
         started: Whether the engine has begun to answer.
+        paused: Whether its answer was interrupted and waits for a slot to go on.
         number: Its number at this service.
         arrival_s, asked_s: Its arrival in Unix seconds and on the service's clock.
         start_s: Its latest start in the engine, Unix seconds; NaN before that.
@@ -261,12 +249,13 @@ class GenerationTask:
         forecast: Forecast,
         arrival_s: float,
         asked_s: float,
+        wait_s: float = 0.0,
     ) -> None:
         self.request, self.forecast = request, forecast
-        self.started = False
+        self.started = self.paused = False
         self.cost: GenerationCost | None = None
         self.number, self.arrival_s, self.asked_s = number, arrival_s, asked_s
-        self._service = service
+        self._service, self._wait_s = service, wait_s
         self._attempt = 0
         self.start_s = math.nan
         self._prompt_counted = False
@@ -274,6 +263,7 @@ class GenerationTask:
         self._written, self._messages = 0, 0
         self._usage: TokenUsage | None = None
         self._energy: list[EnergyShare | None] = []
+        self._has_slot = self._resuming = False
         self.first_token_s = math.nan
 
     @property
@@ -284,7 +274,26 @@ class GenerationTask:
     @property
     def in_engine(self) -> bool:
         """Whether it runs: it is in the engine or, where the engine keeps a queue, its answer has begun."""
-        return self.started if self._service.engine.dialect.orders else not math.isnan(self.start_s)
+        if self._service.engine.dialect.orders:
+            return self.started
+        return not (math.isnan(self.start_s) or self.paused)
+
+    @property
+    def generating(self) -> bool:
+        """Whether its answer has begun and is not paused."""
+        return self.started and not self.paused
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that it is still expected to take in the engine: under re-ranking by what was written so far."""
+        service = self._service
+        if service.settings.reranking is None:
+            return self.forecast.service_s
+        return service.forecaster.remaining_s(self.request, self.forecast, self._written, started=self.started)
+
+    def left_s(self, now_s: float) -> float:
+        """What it still needs in the engine, by its predicted length, s; 0 where it takes longer than predicted."""
+        return max(0.0, self.forecast.service_s - (now_s - self._begun_s))
 
     @property
     def tokens_written(self) -> int:
@@ -326,26 +335,60 @@ class GenerationTask:
             self.cost = self._make_cost()
 
     async def _attempt_once(self, deadline_s: float) -> AsyncGenerator[GenerationEvent, None]:
-        """One attempt: a slot, the engine's events, and the charge."""
-        service = self._service
-        async with asyncio.timeout_at(deadline_s):
-            await service.acquire_slot(self.number, self.forecast, self.asked_s)
+        """One attempt: a slot, the engine's events, and the charge; pauses between events where it is outranked."""
+        service, engine = self._service, self._service.engine
+        await self._take_slot(deadline_s)
         self._attempt += 1
         self.start_s = time.time()
         self._begin_work()
+        rank = service.rank(self.forecast)
+        pausable = service.settings.reranking is not None and engine.pauses
+        answer = (
+            engine.generate(self.request, rank, lambda: service.slots.should_pause(self))
+            if pausable
+            else engine.generate(self.request, rank)
+        )
         try:
-            async with aclosing(service.engine.generate(self.request, service.rank(self.forecast))) as events:
+            async with aclosing(answer) as events:
                 while True:
                     try:
                         async with asyncio.timeout_at(deadline_s):
                             event = await anext(events)
                     except StopAsyncIteration:
                         return
+                    if event.paused:
+                        await self._pause(deadline_s)
+                        continue
                     self._count(event)
                     yield event
         finally:
-            service.steps.ended(self.number)
-            self._energy.append(service.release_slot(self.number))
+            self.paused = False
+            if self._has_slot:
+                self._leave_slot()
+
+    async def _take_slot(self, deadline_s: float) -> None:
+        async with asyncio.timeout_at(deadline_s):
+            await self._service.acquire_slot(self)
+        self._has_slot = True
+
+    def _leave_slot(self) -> None:
+        self._has_slot = False
+        self._service.steps.ended(self.number)
+        self._energy.append(self._service.release_slot(self))
+
+    async def _pause(self, deadline_s: float) -> None:
+        """Leave the slot to a request that outranks this one, and wait for the next."""
+        service = self._service
+        began_s, began_work_s = service.now_s(), service.work_clock.now_s()
+        self.paused = True
+        self._leave_slot()
+        service.changed()
+        await self._take_slot(deadline_s)
+        self.paused = False
+        self._begun_s += service.now_s() - began_s
+        self._begun_work_s += service.work_clock.now_s() - began_work_s
+        self._resuming = True
+        service.changed()
 
     def _begin_work(self) -> None:
         self._begun_s, self._begun_work_s = self._service.now_s(), self._service.work_clock.now_s()
@@ -355,6 +398,8 @@ class GenerationTask:
         if not self._prompt_counted:
             self._prompt_counted = True
             self.first_token_s = time.time()
+            now_s = self._service.now_s()
+            self._service.first_tokens.add(now_s, now_s - self.asked_s, self._wait_s)
             if self._service.engine.dialect.orders:
                 self._begin_work()  # the time before was spent in its queue
             read = event.usage.prompt if event.usage is not None else prompt_tokens(self.request)
@@ -365,7 +410,11 @@ class GenerationTask:
         elif event.tokens:
             self._written += event.tokens
             self._service.count_tokens(self.number, written=event.tokens)
-            self._service.steps.generated(self.number, event.tokens)
+            if self._resuming:
+                self._resuming = False
+                self._service.steps.began(self.number, prompt_tokens(self.request) + self._written)
+            else:
+                self._service.steps.generated(self.number, event.tokens)
         if event.usage is not None:
             self._usage = event.usage
 
@@ -383,6 +432,7 @@ class GenerationTask:
         known = self._messages > 1 or not service.engine.dialect.orders
         took_s = self._work_s() if known else None
         service.forecaster.completed(self.request, self.forecast, usage, took_s)
+        service.slots.rerank()
         share = _sum(self._energy)
         energy_j = None if share is None else share.energy_j
         work_s = self.forecast.service_s if took_s is None else took_s

@@ -101,5 +101,6 @@ def _joules(times: Timings, active_w: float) -> Timings:
 
 
 def seconds_here(spent_j: Mapping[str, float], prices: Prices) -> float:
-    """CPU seconds of this machine in the joules of each variant."""
-    return math.fsum(joules / prices.active_w[name] for name, joules in spent_j.items() if name not in prices.upstreams)
+    """CPU seconds of this machine in the joules of each variant; a request that no variant answered has none."""
+    here = prices.active_w.keys() - prices.upstreams
+    return math.fsum(spent_j.get(name, 0.0) / prices.active_w[name] for name in sorted(here))

@@ -39,6 +39,7 @@ from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.limiting import PowerLimitController
+from joulery.runtime.serving.nodes import NodeLedger
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.steady_time import unix_s
@@ -127,6 +128,7 @@ class ServingSession:
         models: The language models it serves; None for none.
         families: Their families.
         limits: Controllers of its devices' power limits.
+        nodes: The nodes of its cluster; None on one machine.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class ServingSession:
         self.models: HostedModels | None = None
         self.families: list[LanguageFamily] = []
         self.limits: list[PowerLimitController] = []
+        self.nodes: NodeLedger | None = None
         self._start_sampler = start_sampler
         self._ticker = Ticker(services, grid, LiveMeters(self.writer.path / SAMPLES, site.pue), site.pue)
         self._sampler: SamplerProcess | None = None
@@ -258,7 +261,8 @@ class ServingSession:
             (one.active_w for one in profile.entries if one.variant == variant), profile.entries[0].active_w
         )
         energy_j = cpu_s * active_w
-        g_per_kwh = self.grid.at(end_s)
+        # Nodes are on grids of their own, and which of them answered is not known here.
+        g_per_kwh = self.grid.at(end_s) if self.nodes is None else math.nan
         carbon_g = energy_j * self.site.pue * g_per_kwh / JOULES_PER_KWH
         quality = weakest((profile.quality_of(variant), Quality.MODELLED))
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
@@ -292,6 +296,8 @@ class ServingSession:
         one.window.add(record)
         if one.sampling is not None:
             one.sampling.add(record)
+        if self.nodes is not None:
+            self.nodes.answered(record)
         self._since_tick.append(record)
         self.history.requests.add(record)
 

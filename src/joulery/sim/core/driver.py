@@ -19,6 +19,10 @@ S = TypeVar("S")
 Obs = TypeVar("Obs")
 
 
+_SURELY_NEXT = 0.999
+"""A grid instant less than so much of a period ahead is the next one; the rest is left to rounding."""
+
+
 class Driver(Generic[S, Obs]):
     """Steps one policy inside a kernel.
 
@@ -85,6 +89,8 @@ class Driver(Generic[S, Obs]):
         now_s = self._kernel.now_s
         if self._period_s is None:
             due_s = max(now_s, self._start_s)
+        elif self._due_s - now_s < _SURELY_NEXT * self._period_s:
+            return
         else:
             due_s = self._grid_at_or_after(now_s if self._last_s < now_s else math.nextafter(now_s, math.inf))
         if due_s < self._due_s:

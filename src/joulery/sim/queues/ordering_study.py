@@ -14,9 +14,12 @@ import numpy as np
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.lengths.classes import CLASSES
+from joulery.perf.lengths.remaining import LengthDistribution
 from joulery.policies.ordering import Aging, SpeculativeQueue
+from joulery.policies.reranking import Reranking
 from joulery.sim.core.arrivals import gamma
 from joulery.sim.core.streams import Streams
+from joulery.sim.queues.interrupted_server import Interruptions, reranked
 from joulery.sim.queues.single_server import ServedQueue, by_key, by_queue, fcfs
 
 ORDERS: Mapping[str, str] = {
@@ -24,6 +27,8 @@ ORDERS: Mapping[str, str] = {
     "ssjf": "speculative shortest job first, linear aging",
     "ssjf-delayed": "speculative shortest job first, aging after a grace",
     "boost": "arrival less a head start for short predictions",
+    "rerank": "arrival less a head start for short expected remainders, running answers interrupted",
+    "rerank-waiting": "the same in front of an engine that interrupts nothing",
     "sjf-predicted": "shortest predicted job first, no aging",
     "oracle": "shortest job first by true lengths, no aging",
 }
@@ -61,6 +66,8 @@ class OrderingSetting:
         warmup: The first of them, served but not counted.
         calibration_ratio: Share of the log that calibrates predictions and is not replayed.
         linear, delayed, boost: Aging of the three speculative orders.
+        rerank: The order that is revised while answers are written.
+        interruptions: What interrupting an answer costs.
     """
 
     constant_s: float = 0.1
@@ -73,6 +80,8 @@ class OrderingSetting:
     linear: Aging = field(default_factory=lambda: Aging(0.02))
     delayed: Aging = field(default_factory=lambda: Aging(0.08, 105.0))
     boost: Aging = field(default_factory=lambda: Aging.boost(120.0))
+    rerank: Reranking = field(default_factory=Reranking)
+    interruptions: Interruptions = field(default_factory=Interruptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,7 @@ class OrderOutcome:
         max_wait_s: Longest wait for service.
         throughput_rps: Requests over makespan: the same for every order that never idles.
         early_throughput_rps: Completion rate over the first quarter of the requests to finish, the artifact's measure.
+        interruptions_ratio: Interruptions of running answers a request.
     """
 
     mean_jct_s: float
@@ -91,6 +101,7 @@ class OrderOutcome:
     max_wait_s: float
     throughput_rps: float
     early_throughput_rps: float
+    interruptions_ratio: float = 0.0
 
 
 class PredictedQueue:
@@ -108,18 +119,12 @@ class PredictedQueue:
         return self._queue.pop(now_s)
 
 
-def class_means(lengths: Lengths, setting: OrderingSetting) -> FloatArray:
-    """Mean service time of each predicted class on the calibration part, s, float64[classes].
-
-    A class that does not occur there gets the mean of all.
-    """
+def _by_class(lengths: Lengths, setting: OrderingSetting) -> list[FloatArray]:
+    """Service times of each predicted class on the calibration part, s; of all where a class does not occur there."""
     count = int(len(lengths.tokens) * setting.calibration_ratio)
     service_s, predicted = _service_s(lengths.tokens[:count], setting), lengths.predicted[:count]
-    overall_s = float(service_s.mean())
     classes = max(CLASSES, int(lengths.predicted.max()) + 1)
-    return np.array(
-        [float(service_s[predicted == c].mean()) if bool(np.any(predicted == c)) else overall_s for c in range(classes)]
-    )
+    return [service_s[predicted == c] if bool(np.any(predicted == c)) else service_s for c in range(classes)]
 
 
 def play_orders(
@@ -137,30 +142,48 @@ def play_orders(
     count = min(setting.requests, len(lengths.tokens) - first)
     chosen = first + streams("requests").permutation(len(lengths.tokens) - first)[:count]
     service_s = _service_s(lengths.tokens[chosen], setting)
-    predicted_s = class_means(lengths, setting)[lengths.predicted[chosen]]
+    classes, calibration = lengths.predicted[chosen], _by_class(lengths, setting)
     rate_rps = setting.load_ratio / float(_service_s(lengths.tokens[first:], setting).mean())
     arrival_s = gamma(rate_rps, setting.cv).times_s(3.0 * count / rate_rps, streams("arrivals"))[:count]
-    return {name: _outcome(_serve(name, arrival_s, service_s, predicted_s, setting), setting) for name in names}
+    work = _Work(arrival_s, service_s, classes, calibration)
+    return {name: _outcome(*_serve(name, work, setting), setting) for name in names}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """Requests of one seed: arrivals, service times, predicted classes, and what is known of each class."""
+
+    arrival_s: FloatArray
+    service_s: FloatArray
+    classes: IntArray
+    calibration: list[FloatArray]
 
 
 def _service_s(tokens: FloatArray, setting: OrderingSetting) -> FloatArray:
     return np.asarray(np.round(setting.constant_s + setting.per_token_s * tokens, 2), np.float64)
 
 
-def _serve(
-    name: str, arrival_s: FloatArray, service_s: FloatArray, predicted_s: FloatArray, setting: OrderingSetting
-) -> ServedQueue:
+def _serve(name: str, work: _Work, setting: OrderingSetting) -> tuple[ServedQueue, int]:
+    """What happened to each request, and how often one was interrupted."""
+    arrival_s, service_s = work.arrival_s, work.service_s
     if name == "fcfs":
-        return fcfs(arrival_s, service_s)
+        return fcfs(arrival_s, service_s), 0
     if name == "oracle":
-        return by_key(arrival_s, service_s, service_s)
+        return by_key(arrival_s, service_s, service_s), 0
+    if name in ("rerank", "rerank-waiting"):
+        known = [LengthDistribution.of(each) for each in work.calibration]
+        expected = [known[label] for label in work.classes.tolist()]
+        average_s = float(np.mean(np.concatenate(work.calibration)))
+        cost = setting.interruptions if name == "rerank" else None
+        return reranked(arrival_s, service_s, expected, setting.rerank, average_s=average_s, interruptions=cost)
+    predicted_s = np.array([float(each.mean()) for each in work.calibration])[work.classes]
     if name == "sjf-predicted":
-        return by_key(arrival_s, service_s, predicted_s)
+        return by_key(arrival_s, service_s, predicted_s), 0
     aging = {"ssjf": setting.linear, "ssjf-delayed": setting.delayed, "boost": setting.boost}[name]
-    return by_queue(arrival_s, service_s, PredictedQueue(aging, predicted_s.tolist()))
+    return by_queue(arrival_s, service_s, PredictedQueue(aging, predicted_s.tolist())), 0
 
 
-def _outcome(served: ServedQueue, setting: OrderingSetting) -> OrderOutcome:
+def _outcome(served: ServedQueue, interruptions: int, setting: OrderingSetting) -> OrderOutcome:
     counted = slice(min(setting.warmup, len(served.arrival_s) // 2), None)
     finish_s = np.sort(served.finish_s)
     quarter = max(1, len(finish_s) // 4)
@@ -171,6 +194,7 @@ def _outcome(served: ServedQueue, setting: OrderingSetting) -> OrderOutcome:
         max_wait_s=float(np.max(served.wait_s[counted])),
         throughput_rps=len(finish_s) / (float(finish_s[-1]) - start_s),
         early_throughput_rps=quarter / (float(finish_s[quarter - 1]) - start_s),
+        interruptions_ratio=interruptions / len(served.arrival_s),
     )
 
 

@@ -73,7 +73,7 @@ def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> ServedQueue:
     Raises:
         DataError: Shapes disagree, arrivals are out of order, a service time is negative or not finite.
     """
-    arrivals, services = _columns(arrival_s, service_s)
+    arrivals, services = checked_columns(arrival_s, service_s)
     after = np.cumsum(services)
     before = after - services
     start = np.maximum(before + np.maximum.accumulate(arrivals - before), arrivals) if len(arrivals) else arrivals
@@ -124,7 +124,7 @@ def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue
     Raises:
         DataError: As :func:`fcfs`, or the queue returned a job that was not waiting.
     """
-    arrivals, services = _columns(arrival_s, service_s)
+    arrivals, services = checked_columns(arrival_s, service_s)
     arrival, service, count = arrivals.tolist(), services.tolist(), len(arrivals)
     push, pop = queue.push, queue.pop
     order: list[int] = []
@@ -143,7 +143,12 @@ def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue
     return _in_order(arrivals, services, order, start)
 
 
-def _columns(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+def checked_columns(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Both as arrays.
+
+    Raises:
+        DataError: As :func:`fcfs`.
+    """
     arrivals, services = readonly(arrival_s, np.float64), readonly(service_s, np.float64)
     if len(arrivals) != len(services):
         raise DataError(f"expected one service time for each of {len(arrivals)} jobs, got {len(services)}")

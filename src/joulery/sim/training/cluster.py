@@ -164,7 +164,7 @@ def _outcome(pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: li
     finish_s, jct_s, job_j, job_kg = (np.zeros(n) for _ in range(4))
     for pool, plant in zip(pools, plants, strict=True):
         finish_s[pool.numbers], jct_s[pool.numbers] = plant.finish_s, plant.finish_s - pool.jobs.submit_s
-        job_j[pool.numbers], job_kg[pool.numbers] = plant.job_j, plant.job_kg
+        job_j[pool.numbers], job_kg[pool.numbers] = plant.accounts.job_j, plant.accounts.job_kg
     makespan_s = float(np.max(finish_s)) if n else 0.0
     for plant in plants:
         plant.settle(makespan_s)

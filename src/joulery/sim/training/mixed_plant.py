@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from joulery.domain.arrays import IntArray
 from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.domain.ports import Policy
 from joulery.policies.training.allocation import ClusterView
@@ -133,9 +134,12 @@ class MixedPlant(Plant):
         super()._idle(now_s)
 
     def _account(self, now_s: float, job: int) -> None:
-        before = float(self.job_j[job]), float(self.job_kg[job]), float(self.attained_s[job])
-        super()._account(now_s, job)
-        at = self.group_of[job]
-        self.group_j[at] += self.job_j[job] - before[0]
-        self.group_kg[at] += self.job_kg[job] - before[1]
-        self.group_gpu_s[at] += self.attained_s[job] - before[2]
+        self._account_all(now_s, np.array([job]))
+
+    def _account_all(self, now_s: float, jobs: IntArray) -> None:
+        sums = self.accounts.job_j, self.accounts.job_kg, self.accounts.attained_s
+        before = [column[jobs] for column in sums]
+        super()._account_all(now_s, jobs)
+        at = [self.group_of[job] for job in jobs.tolist()]
+        for total, column, had in zip((self.group_j, self.group_kg, self.group_gpu_s), sums, before, strict=True):
+            np.add.at(total, at, column[jobs] - had)

@@ -28,6 +28,7 @@ from joulery.policies.training.service_order import ENDED_JOBS
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.kernel import Kernel, Rank
+from joulery.sim.training.job_accounts import JobAccounts
 from joulery.sim.training.node_groups import NodeGroup
 from joulery.sim.training.placement import NodePool
 
@@ -70,8 +71,6 @@ Watch = Callable[[float, ClusterView, Step[Any]], None]
 """Called at every round with the time, the policy's view and its decision."""
 _AHEAD_H = 48
 """How many hours ahead schedulers know the intensity, or believe to."""
-_MEASURE_S = 300.0
-"""How long a job must run undisturbed on its GPUs before its efficiency there counts as measured (section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,20 +135,15 @@ class Plant:
         n = len(jobs)
         self.row, self.others = jobs.kind.copy(), ()
         self.tables = (cluster.table, cluster.table if cluster.full_table is None else cluster.full_table)
-        self.lifted, self.full_power = [False] * n, False
-        self.gpus_of = np.zeros(n, np.int64)
-        self.left_s = jobs.work_s.copy()
-        self.since_s, self.since_integral = np.zeros(n), np.zeros(n)  # seconds, and the intensity's integral then
-        self.ready_s = np.zeros(n)
-        self.executed_s, self.attained_s = np.zeros(n), np.zeros(n)
-        self.job_j, self.job_kg = np.zeros(n), np.zeros(n)
-        self.gpu_w = np.full(n, np.nan)
+        self.full_power = False
+        self.accounts = JobAccounts(jobs.work_s)
         self.finish_s = np.full(n, np.nan)
         self.version = [0] * n
         self.active: dict[int, None] = {}
         self.waiting: list[tuple[int, int]] = []
         self.newcomer_gpus: dict[int, int] = {}
-        self.free, self.passive, self.as_requested = cluster.gpus, False, False
+        self.gpus = self.free = cluster.gpus
+        self.passive = self.as_requested = False
         self.hold_slack_s, self.hold_gpus, self.round_s = math.inf, 0, math.inf if period_s is None else period_s
         self.slowdown = np.array([job.time_ratio for job in cluster.table.classes])
         self.awake = cluster.nodes
@@ -162,7 +156,7 @@ class Plant:
         self.integral = (0.0, 0.0)  # of the intensity, with its time
         self.preemptions = self.rescales = self.most_gpus = 0
         self.unfinished = n
-        self.ended_s: deque[float] = deque(maxlen=ENDED_JOBS)
+        self.ended_gpu_s = np.zeros(n)  # service of the ended jobs, in the order of their ends
         self.hash = hashlib.blake2b(digest_size=16)
         self.kernel.on(tag + "done", Rank.COMPLETION, self._done)
         self.kernel.on(tag + "sleep", Rank.COMPLETION, self._sleep)
@@ -228,7 +222,7 @@ class Plant:
             return
         self._stop(now_s, job)
         self.finish_s[job] = now_s
-        self.ended_s.append(float(self.attained_s[job]))
+        self.ended_gpu_s[len(self.jobs) - self.unfinished] = self.accounts.attained_s[job]
         del self.active[job]
         self.unfinished -= 1
         self._start_waiting(now_s)
@@ -269,20 +263,18 @@ class Plant:
     def _start(self, now_s: float, job: int, gpus: int) -> None:
         """Give a job GPUs; one that has run before restarts first."""
         self._idle(now_s)
-        restart_s = self.cluster.restart_s if self.executed_s[job] > 0 else 0.0
+        accounts = self.accounts
+        restart_s = self.cluster.restart_s if accounts.executed_s[job] > 0 else 0.0
         if self._occupy(job, gpus):
             restart_s = max(restart_s, self.cluster.wake_s)
-        kind = int(self.row[job])
-        self.gpus_of[job], self.since_s[job], self.ready_s[job] = gpus, now_s, now_s + restart_s
-        self.since_integral[job] = self._integral(now_s)
-        self.most_gpus = max(self.most_gpus, self.cluster.gpus - self.free)
+        accounts.start(job, now_s, self._integral(now_s), gpus, now_s + restart_s)
+        self.most_gpus = max(self.most_gpus, self.gpus - self.free)
         learning_s = self._learning_s(job)
-        self.lifted[job] = self.full_power or learning_s > 0
-        table = self.tables[self.lifted[job]]
-        self.power_w += float(table.job_w[kind, gpus])
+        table = self.tables[self.full_power or learning_s > 0]
+        self.power_w += accounts.set_rates(job, table, self.row.item(job))
         self._note_power(now_s)
         self.version[job] += 1
-        finish_s = now_s + restart_s + self.left_s[job] / float(table.speedup[kind, gpus])
+        finish_s = now_s + restart_s + accounts.work_left_s(job)
         self.kernel.at(finish_s, self.tag + "done", (job, self.version[job]))
         if learning_s > 0 and now_s + restart_s + learning_s < finish_s:
             self.kernel.at(now_s + restart_s + learning_s, self.tag + "limit", (job, self.version[job]))
@@ -291,49 +283,40 @@ class Plant:
     def _learning_s(self, job: int) -> float:
         """How long a job that starts now runs at full power; 0 where its limit is known."""
         learning_s = self.cluster.learning_s
-        return 0.0 if learning_s is None else float(learning_s[int(self.executed_s[job] > 0)][self.row[job]])
+        return 0.0 if learning_s is None else float(learning_s[int(self.accounts.executed_s[job] > 0)][self.row[job]])
 
     def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
         """A job's power limit is learned: from now on it runs under it."""
         job, version = payload
         if version != self.version[job]:
             return
-        kind, gpus = int(self.row[job]), int(self.gpus_of[job])
         self._account(now_s, job)
-        self.lifted[job] = False
-        self.power_w += float(self.tables[0].job_w[kind, gpus] - self.tables[1].job_w[kind, gpus])
+        full_w = self.accounts.job_w(job)
+        self.power_w += self.accounts.set_rates(job, self.tables[0], self.row.item(job)) - full_w
         self._note_power(now_s)
         self.version[job] += 1
-        finish_s = now_s + self.left_s[job] / float(self.tables[0].speedup[kind, gpus])
-        self.kernel.at(finish_s, self.tag + "done", (job, self.version[job]))
+        self.kernel.at(now_s + self.accounts.work_left_s(job), self.tag + "done", (job, self.version[job]))
         self.hash.update(f"{now_s:.6f},{job},limit;".encode())
 
     def _stop(self, now_s: float, job: int) -> None:
         """Take a job's GPUs away, its account brought up to date."""
         self._idle(now_s)
         self._account(now_s, job)
-        gpus = int(self.gpus_of[job])
-        self.power_w -= float(self.tables[self.lifted[job]].job_w[int(self.row[job]), gpus])
-        self.gpus_of[job] = 0
+        gpus = self.accounts.gpus.item(job)
+        self.power_w -= self.accounts.job_w(job)
+        self.accounts.gpus[job] = 0
         self._vacate(now_s, job, gpus)
         self._note_power(now_s)
         self.version[job] += 1
         self.hash.update(f"{now_s:.6f},{job},0;".encode())
 
     def _account(self, now_s: float, job: int) -> None:
-        kind, gpus, since_s = int(self.row[job]), int(self.gpus_of[job]), float(self.since_s[job])
-        elapsed_s, table = now_s - since_s, self.tables[self.lifted[job]]
-        power_w = float(table.job_w[kind, gpus])
-        self.job_j[job] += power_w * elapsed_s
-        integral = self._integral(now_s)
-        self.job_kg[job] += power_w * (integral - float(self.since_integral[job])) / JOULES_PER_KWH / 1e3
-        productive_s = max(0.0, now_s - max(since_s, float(self.ready_s[job])))
-        self.left_s[job] = max(0.0, self.left_s[job] - productive_s * float(table.speedup[kind, gpus]))
-        self.executed_s[job] += elapsed_s
-        self.attained_s[job] += elapsed_s * gpus
-        if now_s - self.ready_s[job] >= _MEASURE_S:
-            self.gpu_w[job] = table.gpu_w[kind, gpus]
-        self.since_s[job], self.since_integral[job] = now_s, integral
+        """Bring the account of a running job up to date."""
+        self.accounts.update(job, now_s, self._integral(now_s))
+
+    def _account_all(self, now_s: float, jobs: IntArray) -> None:
+        """Bring the accounts of running jobs up to date."""
+        self.accounts.update_all(jobs, now_s, self._integral(now_s))
 
     def _integral(self, now_s: float) -> float:
         """Integral of the intensity; all jobs of a round ask for the same time."""
@@ -365,7 +348,7 @@ class Plant:
         return (self.free - asleep * node.gpus) * node.idle_share_w + asleep * node.asleep_w
 
     def _needed(self) -> int:
-        return -((self.free - self.cluster.gpus) // self.cluster.node.gpus)
+        return -((self.free - self.gpus) // self.cluster.node.gpus)
 
     def _occupy(self, job: int, gpus: int) -> bool:
         """Take GPUs, the last idled nodes first; True when a suspended node has to wake for them."""
@@ -412,17 +395,16 @@ class Plant:
 
     def _view(self, now_s: float) -> ClusterView:
         job = np.fromiter(self.active, np.int64, len(self.active))
-        gpus = self.gpus_of[job]
-        for number in job[gpus > 0].tolist():
-            self._account(now_s, number)
+        accounts, ended = self.accounts, len(self.jobs) - self.unfinished
+        gpus = accounts.gpus[job]
+        self._account_all(now_s, job[gpus > 0])
         kind, carbon, table = self.jobs.kind[job], self.cluster.carbon, self.cluster.table
-        measured = (gpus > 0) & (now_s - self.ready_s[job] >= _MEASURE_S)
         start_s = math.floor(now_s / self.cluster.window_s) * self.cluster.window_s
         ahead = carbon if self.cluster.belief is None else self.cluster.belief
         deadlines = self.jobs.deadline_s
         return ClusterView(
             now_s=now_s,
-            gpus=self.cluster.gpus,
+            gpus=self.gpus,
             g_per_kwh=carbon.at(now_s),
             mean_g_per_kwh=ahead.mean(start_s, start_s + self.cluster.window_s),
             restart_s=self.cluster.restart_s,
@@ -432,19 +414,19 @@ class Plant:
             max_gpus=self.jobs.max_gpus[job],
             requested=self.jobs.requested[job],
             kind=kind,
-            executed_s=self.executed_s[job],
-            attained_gpu_s=self.attained_s[job],
-            remaining_s=np.full(len(job), np.nan) if self.cluster.silent else self.left_s[job],
-            footprint_kg=self.job_kg[job],
-            degradation=np.where(measured, table.degradation[self.row[job], gpus], np.nan),
-            gpu_w=self.gpu_w[job],
+            executed_s=accounts.executed_s[job],
+            attained_gpu_s=accounts.attained_s[job],
+            remaining_s=np.full(len(job), np.nan) if self.cluster.silent else accounts.left_s[job],
+            footprint_kg=accounts.job_kg[job],
+            degradation=np.where(accounts.measured(job, now_s), table.degradation[self.row[job], gpus], np.nan),
+            gpu_w=accounts.gpu_w[job],
             deadline_s=None if deadlines is None else deadlines[job],
             slowdown=None if deadlines is None else self.slowdown[kind],
             ahead_g_per_kwh=None if deadlines is None else _hours(now_s, ahead),
             expected_g_per_kwh=ahead.at(now_s),
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
-            ended_gpu_s=np.array(self.ended_s, np.float64),
+            ended_gpu_s=self.ended_gpu_s[max(0, ended - ENDED_JOBS) : ended],
         )
 
     def _act(self, now_s: float, decision: Decision) -> None:
@@ -452,8 +434,10 @@ class Plant:
         assert isinstance(allocation, Allocation)
         run, self.full_power = allocation.run, allocation.full_power
         had: dict[int, int] = {}
-        for job in [job for job in self.active if self.gpus_of[job] > 0]:
-            want, have = run.get(job, 0), int(self.gpus_of[job])
+        active = np.fromiter(self.active, np.int64, len(self.active))
+        held = self.accounts.gpus[active]
+        for job, have in zip(active[held > 0].tolist(), held[held > 0].tolist(), strict=True):
+            want = run.get(job, 0)
             if want != have:
                 self._stop(now_s, job)
                 self.preemptions += want == 0
@@ -461,7 +445,7 @@ class Plant:
                 had[job] = have
         unplaced = []
         for job, gpus in run.items():
-            if self.gpus_of[job] == 0:
+            if self.accounts.gpus[job] == 0:
                 if self._fits(job, gpus):
                     self._start(now_s, job, gpus)
                 elif had.get(job) and self._fits(job, had[job]):

@@ -39,8 +39,9 @@ def group_uses(plant: Plant) -> list[TypeUse]:
         )  # fmt: skip
         rows = zip(groups, *(column.tolist() for column in columns), strict=True)
         return [TypeUse(group.type, group.gpus, *values) for group, *values in rows]
-    sums = (float(plant.job_j.sum()), float(plant.job_kg.sum()), float(plant.idle_j), float(plant.idle_kg))
-    return [TypeUse(group.type, group.gpus, *sums, float(plant.attained_s.sum())) for group in groups]
+    accounts = plant.accounts
+    sums = (float(accounts.job_j.sum()), float(accounts.job_kg.sum()), float(plant.idle_j), float(plant.idle_kg))
+    return [TypeUse(group.type, group.gpus, *sums, float(accounts.attained_s.sum())) for group in groups]
 
 
 def by_type(uses: Sequence[TypeUse]) -> tuple[TypeUse, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,6 +17,7 @@ from joulery.domain.errors import ConfigError
     "--join", required=True, metavar="HOST:PORT", help="The engine server to join: serving.gateways.join of its site."
 )
 @click.option("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="Address (127.0.0.1:8080).")
+@click.option("--grpc", metavar="HOST:PORT", help="Address of the Open Inference Protocol over gRPC (extra grpc).")
 @click.option("--name", metavar="NAME", help="Its name among the gateways (the machine's name).")
 @click.option(
     "--join-token-file",
@@ -58,6 +60,7 @@ from joulery.domain.errors import ConfigError
 def command(
     join: str,
     listen: str,
+    grpc: str | None,
     name: str | None,
     join_token_file: Path | None,
     join_certificate: Path | None,
@@ -86,14 +89,7 @@ def command(
 
     from joulery.app.serving.gateways.gateway_process import GatewayRequest, run_gateway, tls_files
 
-    if join.startswith("unix:") and join_certificate is not None:
-        raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")
-    if not join.startswith("unix:") and join_token_file is None:
-        raise ConfigError(
-            "an engine server on another machine needs a token",
-            pointer="--join-token-file",
-            expected="the file of serving.gateways.join_token_file",
-        )
+    _check_join(join, join_token_file, join_certificate)
     request = GatewayRequest(
         join,
         listen,
@@ -107,11 +103,36 @@ def command(
         give_up_s,
         start,
         join_certificate,
+        grpc,
     )
 
-    def say(url: str, named: str) -> None:
+    def say(url: str, named: str, grpc_at: str) -> None:
         facts = {"gateway": named, "url": url, "join": join, "pid": os.getpid()}
-        click.echo(json.dumps(facts) if as_json else f"gateway {named} at {url}, joining {join}")
+        click.echo(_announced(facts, grpc_at, as_json=as_json))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_gateway(request, say))
+
+
+def _announced(facts: dict[str, Any], grpc_at: str, *, as_json: bool) -> str:
+    """What is printed once a gateway listens."""
+    if as_json:
+        return json.dumps({**facts, "grpc": grpc_at} if grpc_at else facts)
+    where = f"{facts['url']}, gRPC at {grpc_at}" if grpc_at else facts["url"]
+    return f"gateway {facts['gateway']} at {where}, joining {facts['join']}"
+
+
+def _check_join(join: str, token_file: Path | None, certificate: Path | None) -> None:
+    """Raise where the flags do not fit the engine server's address.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if join.startswith("unix:") and certificate is not None:
+        raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")
+    if not join.startswith("unix:") and token_file is None:
+        raise ConfigError(
+            "an engine server on another machine needs a token",
+            pointer="--join-token-file",
+            expected="the file of serving.gateways.join_token_file",
+        )

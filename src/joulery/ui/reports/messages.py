@@ -129,7 +129,7 @@ def upstreams_text(report: Mapping[str, Any]) -> str:
     if not found:
         return ""
     quality = " and ".join(dict.fromkeys(one["upstream_quality"] for one in found))
-    return f"{si(math.fsum(one['upstream_j'] for one in found), 'J')} of upstreams, {quality},"
+    return f"{si(math.fsum(one['upstream_j'] for one in found), 'J')} of upstreams ({quality})"
 
 
 def _band(report: Mapping[str, Any], low: str, high: str) -> str:

@@ -32,7 +32,7 @@ def service_facts(setup: ServiceSetup) -> Iterator[Fact]:
     partitions = " or ".join("+".join(str(piece.cores or piece) for piece in one) for one in setup.partitions)
     where = ", ".join(setup.gpus) or (f"{len(setup.cores)} CPU cores" if setup.cores else "its upstreams")
     if setup.replica_cores:
-        where = f"requests to its upstreams and {len(setup.cores)} of the CPU cores here,"
+        where = f"its upstreams and {len(setup.cores)} CPU cores here"
     slo = f"SLO p{100 * setup.slo.quantile:g} within {duration(setup.slo.latency_s)}"
     yield "slices", f"{where} partitioned as {partitions}: {len(setup.candidates)} layouts; {slo}"
 
@@ -55,7 +55,7 @@ def profile_facts(obtained: Obtained, setup: ServiceSetup) -> Iterator[Fact]:
         (entry for entry in profile.entries if entry.quality not in (None, Quality.ASSUMED)), profile.entries[0]
     )
     watts = f"{si(here.active_w, 'W')} a busy {unit} above {si(profile.idle_w, 'W')} idle"
-    yield "power", f"{watts}, {profile.quality} by {profile.meter}{band}"
+    yield "power", f"{watts}, {here.quality or profile.quality} by {profile.meter}{band}"
 
 
 def profile_warning(obtained: Obtained) -> str:

@@ -275,6 +275,7 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if report.get("p95_s") is not None:
         lines += [("latency", _latency(report)), ("accuracy", _accuracy(report)), ("variants", _variants(report))]
     lines += [("energy", _energy(report)), ("carbon", _carbon(report))]
+    lines += [("node", node_text(entry)) for entry in report.get("nodes") or ()]
     if report.get("saving_ratio") is not None:
         lines.append(("saving", _saving(report)))
     if report.get("calibration") is not None:
@@ -284,6 +285,18 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines.append(("plans", f"{report['plans']}, {changes} change{'' if changes == 1 else 's'} of layout"))
     lines += [(name, str(report[name])) for name in ("html", "run") if report.get(name)]
     return lines
+
+
+def node_text(entry: Mapping[str, Any]) -> str:
+    """A node of a cluster in one line: what it answered, its whole machine's joules and its grams."""
+    answered = f"{entry['node']}: {entry['answered']:,} answered"
+    if entry["energy_j"] is None:
+        return f"{answered}; NOT METERED: {entry['refusal'] or 'its meter was read once'}"
+    text = f"{answered}; {si(entry['energy_j'], 'J')} {entry['quality']}, {si(entry['ray_j'], 'J')} by Ray's processes"
+    text += f", {grams(entry['carbon_g'])} CO2e" if entry["carbon_g"] is not None else ", grams not known"
+    if entry["coverage_ratio"] < 0.99:
+        text += f"; METERED FOR {percent(entry['coverage_ratio'], 0)} OF THE RUN"
+    return f"{text}; {entry['refusal']}" if entry["refusal"] else text
 
 
 def _limit(entry: Mapping[str, Any]) -> str:
@@ -307,7 +320,13 @@ def _family(entry: Mapping[str, Any]) -> str:
     if not entry["answered"]:
         return "nothing answered"
     names = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items())
-    return f"{entry['answered']:,} answered: {names}; accuracy {percent(entry['accuracy_ratio'])} declared"
+    text = f"{entry['answered']:,} answered: {names}; accuracy {percent(entry['accuracy_ratio'])} declared"
+    if entry.get("ttft_attainment_ratio") is None:
+        return text
+    verdict = "within" if entry["ttft_slo_met"] else "BEYOND"
+    kept, refused = percent(entry["ttft_attainment_ratio"]), count(entry["refused"])
+    bound = f"p{100 * entry['ttft_quantile']:g} {verdict} {_ms(entry['ttft_slo_s'])}"
+    return f"{text}; first token: {bound}, which {kept} kept; {refused} refused for it"
 
 
 def _requests(report: Mapping[str, Any]) -> str:

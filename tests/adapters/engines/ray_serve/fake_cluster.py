@@ -70,6 +70,9 @@ class FakeCluster:
             await asyncio.Event().wait()
         return {"variant": "v", "s": 0.0, "c": 0.0, "y": {**request.inputs, "pid": os.getpid()}}
 
+    async def nodes(self, meter: str, options: Any) -> dict[str, Any]:
+        return {"10.0.0.1": {"meter": meter, "options": options}}
+
     async def close(self) -> None:
         return None
 

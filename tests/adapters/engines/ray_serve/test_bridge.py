@@ -52,6 +52,7 @@ async def test_calls_pass_beside_one_another_and_tensors_unchanged(bridge):
     slow.cancel()
     await bridge.declare([{"name": "joulery.x"}])
     assert await bridge.applications() == {"joulery.x": {"status": "RUNNING"}}
+    assert await bridge.nodes("m:M", [1]) == {"10.0.0.1": {"meter": "m:M", "options": [1]}}
 
 
 async def test_errors_keep_their_kind(bridge):

@@ -78,7 +78,7 @@ def test_ranks_keep_what_they_run_where_that_is_still_wanted(old, wanted, plan):
 @pytest.mark.parametrize("changes", [{"standby": True}, {"cores": (0,)}])
 def test_what_this_engine_does_not_do_is_refused(changes):
     spec = ReplicaSpec("toy", "v", A.slice, A.model, **changes)
-    with pytest.raises(CapabilityError, match="are bound to no core"):
+    with pytest.raises(CapabilityError, match="bound to no core"):
         apps_of([spec], {})
 
 

@@ -103,6 +103,7 @@ class Site:
         self.entries: list[LedgerEntry] = []
         self.joining: list[asyncio.Task[None]] = []
         self.links: list[ControlLink] = []
+        self.text: Any = None
 
     async def gateway(self, name: str, **options: Any) -> EngineClient:
         client = EngineClient(f"unix:{self.gateways}", GatewayName(name, __version__), **options)
@@ -114,7 +115,7 @@ class Site:
         async def page(path: str, query: str, accept: str) -> tuple[int, dict[str, str], bytes]:
             return 200, {"content-type": "text/plain"}, f"{path}?{query}".encode()
 
-        link = ControlLink(page, lambda: None)
+        link = ControlLink(page, lambda: None, self.text)
         self.links.append(link)
         await link.open(self.controls)
         found = await link.ask("look")

@@ -9,6 +9,7 @@ import pytest
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import Arrivals
 from joulery.perf import catalog
+from joulery.policies.placement.provisioning.difference import running_of
 from joulery.policies.placement.provisioning.options import (
     Balancer,
     FailureDomain,
@@ -19,7 +20,6 @@ from joulery.policies.placement.provisioning.options import (
     stream_of,
 )
 from joulery.policies.placement.provisioning.planner import POLICIES, followed, provision
-from joulery.policies.placement.provisioning.replan import running_of
 from tests.policies.placement.provisioning.published import V100, workload
 
 GB = 1e9

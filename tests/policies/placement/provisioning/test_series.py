@@ -8,9 +8,9 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.catalog.v100 import V100
+from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Rules
-from joulery.policies.placement.provisioning.replan import difference, running_of
 from joulery.policies.placement.provisioning.series import Period, periods_of, plan_series
 
 TYPES = [GpuType("V100", V100, 3.06)]

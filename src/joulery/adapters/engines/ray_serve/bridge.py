@@ -107,6 +107,11 @@ class RayBridge:
             raise ReplicaGoneError(str(error)) from error
         return answer
 
+    async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """See :meth:`RayCluster.nodes`."""
+        found: dict[str, dict[str, Any]] = await self._ask("nodes", meter, list(options))
+        return found
+
     async def close(self) -> None:
         """Leave the cluster; a local one ends. Safe to call twice."""
         if self._writer is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from joulery.domain.serving.engine import (
     InferRequest,
     InferResponse,
     Outcome,
+    QueuedRequest,
     ReplicaSpec,
     ReplicaState,
     ReplicaView,
@@ -21,6 +22,8 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.steady_time import unix_s
+
+_LOOK_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +110,22 @@ class RayService:
     ripe: asyncio.TimerHandle | None = None
 
 
+def queued(services: Mapping[str, RayService], at_0_s: float) -> tuple[QueuedRequest, ...]:
+    """Every request in a replica or waiting, by arrival.
+
+    Args:
+        services: By name.
+        at_0_s: Unix seconds at monotonic 0.
+    """
+    found = []
+    for name, entry in services.items():
+        running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
+        for ticket in entry.queue.open_tickets():
+            variant = running[id(ticket)].variant if id(ticket) in running else ""
+            found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
+    return tuple(sorted(found, key=lambda request: request.arrival_s))
+
+
 def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
     """Give a request an error for an answer, unless it has one."""
     if not ticket.payload.answer.done():
@@ -159,3 +178,16 @@ def response(
     return InferResponse(
         answer["y"], variant, replica.name, arrival_s, start_s, end_s, service_s, cpu_s, attempts, batch
     )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+def served_out(entry: RayService) -> bool:
+    """Whether a service that ends has nothing left to answer."""
+    return bool(entry.variants) or not entry.queue.waiting

@@ -8,6 +8,7 @@ start all of them anew.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import socket
@@ -26,6 +27,8 @@ OURS = "joulery."
 """How the names of joulery's applications begin."""
 _DESCRIBE_S = 5.0
 """What replicas that are asked about themselves may take."""
+_METER_S = 20.0
+"""What the meter of a node may take to start and answer."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
 
@@ -72,6 +75,7 @@ class RayCluster:
         self._ray: Any = None
         self._client: httpx.AsyncClient | None = None
         self._handles: dict[str, Any] = {}
+        self._meters: dict[str, Any] = {}
 
     async def open(self) -> None:
         """Start or join the cluster, once; a local one takes about ten seconds.
@@ -153,6 +157,47 @@ class RayCluster:
         except (RayError, RayServeException) as error:
             raise ReplicaGoneError(type(error).__name__) from error
         return answer
+
+    async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """What the meter on each living node answers, by the node's address.
+
+        Args:
+            meter: The class of the meters, ``module:class``; one is started on each node that has none.
+            options: Its arguments.
+
+        Returns:
+            What its ``read`` returns; ``refusal`` where it cannot be started or does not answer, ``gone`` too where the
+            node may be lost.
+        """
+        alive = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        self._meters = {node: actor for node, actor in self._meters.items() if node in alive}
+        for node in alive.keys() - self._meters.keys():
+            self._meters[node] = self._actor_on(node, meter, options)
+        answers = await asyncio.gather(*(self._read(node) for node in alive))
+        return dict(zip(alive.values(), answers, strict=True))
+
+    def _actor_on(self, node: str, kind: str, options: Sequence[Any]) -> Any:
+        """An actor on one node; it ends with this connection."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        module, _, name = kind.partition(":")
+        actor = self._ray.remote(getattr(importlib.import_module(module), name))
+        placed = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        environ = {"env_vars": dict(self.environ())}
+        return actor.options(num_cpus=0, scheduling_strategy=placed, runtime_env=environ).remote(*options)
+
+    async def _read(self, node: str) -> dict[str, Any]:
+        from ray.exceptions import RayError
+
+        try:
+            async with asyncio.timeout(_METER_S):
+                found: dict[str, Any] = await self._meters[node].read.remote()
+        except RayError as error:
+            del self._meters[node]
+            return {"gone": True, "refusal": f"its meter ended: {type(error).__name__}"}
+        except TimeoutError:
+            return {"gone": True, "refusal": f"its meter did not answer within {_METER_S:g} s"}
+        return found
 
     def _handle(self, application: str) -> Any:
         if application not in self._handles:

@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,11 +27,15 @@ from joulery.adapters.engines.ray_serve.calls import (
     RayService,
     answers_of,
     fail,
+    queued,
     request_of,
     response,
+    served_out,
+    until,
 )
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
-from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, said
+from joulery.adapters.engines.ray_serve.direct import DirectLines
+from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError, DataError, JouleryError
@@ -77,6 +81,7 @@ class RayServeEngine:
     def __init__(self, settings: RaySettings, cluster: RayBridge | None = None) -> None:
         self.settings = settings
         self._cluster = RayBridge(settings.place) if cluster is None else cluster
+        self._lines = DirectLines(self._cluster)
         self._apps: dict[str, RayApp] = {}
         self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
@@ -90,6 +95,7 @@ class RayServeEngine:
         self._away = ""
         self._counts_seen_s = -math.inf
         self._remarks: dict[str, str] = {}
+        self._ranks: dict[str, int] = {}
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
@@ -108,14 +114,7 @@ class RayServeEngine:
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
-        at_0_s = unix_s() - time.monotonic()
-        found = []
-        for name, entry in self._services.items():
-            running = {id(ticket): server for server in entry.queue.servers for ticket in server.held}
-            for ticket in entry.queue.open_tickets():
-                variant = running[id(ticket)].variant if id(ticket) in running else ""
-                found.append(QueuedRequest(name, ticket.since_s + at_0_s, variant, ticket.payload.start_s))
-        return tuple(sorted(found, key=lambda request: request.arrival_s))
+        return queued(self._services, unix_s() - time.monotonic())
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
         """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
@@ -125,6 +124,23 @@ class RayServeEngine:
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of the cluster."""
         return tuple(self._remarks.values())
+
+    async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """What the meters of the cluster's nodes answer; see :meth:`.cluster.RayCluster.nodes`.
+
+        Raises:
+            ActuationError: Ray is gone.
+        """
+        return await self._cluster.nodes(meter, options)
+
+    def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
+        """Have free replicas on nodes of lower rank take requests first; see :meth:`Dispatcher.prefer`."""
+        self._ranks = dict(ranks)
+        for replica in self._found.values():
+            replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
+        for entry in self._services.values():
+            entry.queue.prefer(patience_s)
+            self._pump(entry)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """The answer of the next free replica.
@@ -217,6 +233,7 @@ class RayServeEngine:
                 with suppress(ActuationError):  # a head that is gone keeps nothing
                     await self._cluster.declare([])
             self._apps, self._found = {}, {}
+            self._lines.close()
             await self._cluster.close()
 
     def _admit(self, service: str, request: InferRequest) -> tuple[RayService, Hashable]:
@@ -262,7 +279,7 @@ class RayServeEngine:
         for call in calls:
             call.start_s = start_s
         try:
-            answer = await self._cluster.infer(replica.app, replica.id, request_of(calls))
+            answer = await self._lines.infer(replica.app, replica.info, request_of(calls))
         except ReplicaGoneError as error:
             if self._cluster.lost:
                 self._forget_lost()
@@ -313,8 +330,9 @@ class RayServeEngine:
             self._pump(entry)
 
     async def _declare(self, apps: Mapping[str, RayApp]) -> None:
-        environ, claim = self._cluster.environ(), self.settings.claim_ratio
-        await self._cluster.declare([app.config(environ, claim) for app in apps.values()])
+        environ, settings = self._cluster.environ(), self.settings
+        common = (environ, settings.claim_ratio, settings.nodes, settings.listens)
+        await self._cluster.declare([app.config(*common) for app in apps.values()])
         for app in apps.values():
             before = self._apps.get(app.name)
             if before is not None and len(before.plan) != len(app.plan):
@@ -397,6 +415,7 @@ class RayServeEngine:
             entry = self._services.get(replica.spec.service)
             if replica.app in apps and entry is not None and replica.server not in entry.queue.servers:
                 replica.server = replica.new_server()
+                replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
                 entry.queue.join(replica.server)
         for entry in self._services.values():
             self._pump(entry)
@@ -407,12 +426,12 @@ class RayServeEngine:
             return
         going = [replica for replica in self._found.values() if replica.app in leaving]
         for entry in self._services.values():
-            await _until(partial(_served_out, entry))
+            await until(partial(served_out, entry))
         for replica in going:
             queue = self._services[replica.spec.service].queue
             if replica.server in queue.servers and not replica.server.leaving:
                 queue.retire(replica.server)
-        await _until(lambda: all(replica.server.ticket is None for replica in going))
+        await until(lambda: all(replica.server.ticket is None for replica in going))
         await self._declare(wanted)
         for replica in going:
             self._found.pop(replica.id, None)
@@ -473,15 +492,3 @@ class RayServeEngine:
             if entry is not None and replica.server in entry.queue.servers:
                 for ticket in entry.queue.lose(replica.server):
                     fail(ticket, RequestError(self._cluster.lost, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S))
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must come."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(_LOOK_S / 10)
-
-
-def _served_out(entry: RayService) -> bool:
-    return bool(entry.variants) or not entry.queue.waiting

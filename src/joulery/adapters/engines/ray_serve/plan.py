@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from joulery.adapters.engines.ray_serve.cluster import OURS
@@ -13,6 +14,10 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
 
+NODE = "node:"
+"""How the device of a replica begins that is to be on a node of the cluster."""
+_OF_A_NODE = 0.001
+"""What a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
 _HERE = "joulery.adapters.engines.ray_serve"
 
 
@@ -24,29 +29,43 @@ class RayApp:
         service: The service they answer for.
         slice: What each runs on.
         plan: What each rank runs.
+        node: The node that all of them are on, by its name; empty where Ray places them.
     """
 
     service: str
     slice: Slice
     plan: tuple[ReplicaSpec, ...]
+    node: str = ""
 
     @property
     def name(self) -> str:
-        """Its name: ``joulery.photos.cpu-1``."""
-        return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}"
+        """Its name: ``joulery.photos.cpu-1``; on a node that is named ``joulery.photos.cpu-1.NODE``."""
+        place = f".{self.node}" if self.node else ""
+        return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}{place}"
 
     def spec(self, entry: Mapping[str, Any], rank: int) -> ReplicaSpec | None:
         """What a replica was asked to be, by what it runs and its rank; None where that is nothing of this plan."""
         mine = self.plan[rank : rank + 1]
         return next((spec for spec in (*mine, *self.plan) if entry_of(spec) == entry), None)
 
-    def config(self, environ: Mapping[str, str], claim_ratio: float) -> dict[str, Any]:
+    def config(
+        self,
+        environ: Mapping[str, str],
+        claim_ratio: float,
+        nodes: Mapping[str, str] = MappingProxyType({}),
+        listens: str = "",
+    ) -> dict[str, Any]:
         """The application in the form of Ray's REST API.
 
         Args:
             environ: Variables of the replicas.
             claim_ratio: CPUs a replica claims in Ray's books for each core: old and new replicas live side by side.
+            nodes: Address of each node, by its name.
+            listens: Where replicas listen for requests; see :attr:`RaySettings.listens`.
         """
+        claims = _claims(self.slice, claim_ratio)
+        if self.node:
+            claims["resources"] = {**claims.get("resources", {}), f"node:{nodes[self.node]}": _OF_A_NODE}
         return {
             "name": self.name,
             "import_path": f"{_HERE}.replica:app",
@@ -59,8 +78,8 @@ class RayApp:
                     "name": DEPLOYMENT,
                     "num_replicas": len(self.plan),
                     "max_ongoing_requests": ONGOING,
-                    "user_config": {"plan": [entry_of(spec) for spec in self.plan]},
-                    "ray_actor_options": _claims(self.slice, claim_ratio),
+                    "user_config": {"plan": [entry_of(spec) for spec in self.plan], "direct": listens},
+                    "ray_actor_options": claims,
                     "request_router_config": {"request_router_class": f"{_HERE}.router:ToReplica"},
                     "graceful_shutdown_wait_loop_s": 0.1,
                     "health_check_period_s": 1.0,
@@ -68,6 +87,11 @@ class RayApp:
                 }
             ],
         }
+
+
+def node_of(spec: ReplicaSpec) -> str:
+    """The node that a replica is to be on, by its name; empty where Ray places it."""
+    return spec.device.removeprefix(NODE)
 
 
 def entry_of(spec: ReplicaSpec) -> dict[str, Any]:
@@ -92,18 +116,19 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
     Raises:
         CapabilityError: A replica stands by or is bound to cores, which this engine does not do.
     """
-    groups: dict[tuple[str, Slice], list[ReplicaSpec]] = {}
+    groups: dict[tuple[str, Slice, str], list[ReplicaSpec]] = {}
     for spec in target:
         if spec.standby or spec.cores:
             raise CapabilityError(
                 f"{spec}: replicas on Ray Serve serve at once and are bound to no core", hint="use the embedded engine"
             )
-        groups.setdefault((spec.service, spec.slice), []).append(spec)
+        groups.setdefault((spec.service, spec.slice, spec.device), []).append(spec)
     found = {}
-    for (service, piece), specs in groups.items():
-        name = RayApp(service, piece, ()).name
+    for (service, piece, _), specs in groups.items():
+        node = node_of(specs[0])
+        name = RayApp(service, piece, (), node).name
         old = before[name].plan if name in before else ()
-        found[name] = RayApp(service, piece, aligned(old, specs))
+        found[name] = RayApp(service, piece, aligned(old, specs), node)
     return found
 
 

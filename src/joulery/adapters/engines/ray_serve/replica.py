@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
-from joulery.adapters.engines.embedded.wire import pack_error
+from joulery.adapters.engines.embedded.wire import Frame, pack_error
+from joulery.adapters.engines.ray_serve.listener import Listener
 from joulery.domain.errors import JouleryError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.tensors import Tensor
 
 DEPLOYMENT = "Instances"
+LOOPBACK, NODE_ADDRESS = "127.0.0.1", "node"
+"""Where a replica listens for requests on connections of their own: on its machine alone, or at its node's address."""
 ONGOING = 16
 """Requests Ray may hand to a replica at once. One comes at a time; a limit of 1 makes Ray poll and back off."""
 
@@ -39,9 +43,11 @@ class Instances:
     """The replica."""
 
     def __init__(self) -> None:
+        self._id = ""
         self._entry: dict[str, Any] = {}
         self._model: LoadedModel | None = None
-        self._turn = asyncio.Lock()
+        self._turn = threading.Lock()
+        self._listener: Listener | None = None
         self._startup_cpu_s = 0.0
         self._failed: dict[str, Any] = {}
         self._note = ""
@@ -53,6 +59,8 @@ class Instances:
         Ray ends a replica when its ``reconfigure`` raises, and the service with it. A model that cannot be loaded is
         therefore reported by :meth:`describe`, and the one before serves on.
         """
+        if config.get("direct") and self._listener is None:
+            self._listener = Listener(_own_address() if config["direct"] == NODE_ADDRESS else LOOPBACK, self._asked)
         plan = config["plan"]
         place = int(rank.rank)
         if place >= len(plan) or plan[place] == self._entry:
@@ -67,14 +75,20 @@ class Instances:
             self._failed = {"entry": entry, "error": pack_error(error)}
             return
         note = await asyncio.to_thread(warm_up, model)
-        async with self._turn:
-            self._entry, self._model, self._note, self._failed = entry, model, note, {}
+        await asyncio.to_thread(self._swap, entry, model, note)
         self._startup_cpu_s = time.process_time() - before_s
 
-    def _id(self) -> str:
-        from ray import serve
+    def _swap(self, entry: dict[str, Any], model: LoadedModel, note: str) -> None:
+        """Answer with another model once the present request is done."""
+        with self._turn:
+            self._entry, self._model, self._note, self._failed = entry, model, note, {}
 
-        return str(serve.get_replica_context().replica_id.unique_id)
+    def _own_id(self) -> str:
+        if not self._id:
+            from ray import serve
+
+            self._id = str(serve.get_replica_context().replica_id.unique_id)
+        return self._id
 
     async def describe(self) -> dict[str, Any]:
         """What this replica is now."""
@@ -83,7 +97,7 @@ class Instances:
         context = serve.get_replica_context()
         model = self._model
         return {
-            "id": self._id(),
+            "id": self._own_id(),
             "rank": context.rank.rank,
             "pid": os.getpid(),
             "entry": self._entry,
@@ -93,6 +107,7 @@ class Instances:
             "note": self._note,
             "failed": self._failed,
             "served": self._served,
+            "direct": None if self._listener is None else self._listener.place,
             "startup_cpu_s": self._startup_cpu_s,
         }
 
@@ -111,12 +126,28 @@ class Instances:
             ``variant``, ``s`` and ``c`` (seconds and CPU seconds), and ``y`` (arrays by name) or ``e`` and ``o`` (error
             and outcome); ``moved`` when this is not who was meant.
         """
-        async with self._turn:
+        self._own_id()
+        return await asyncio.to_thread(self._one, inputs, outputs, variant, replica)
+
+    def _asked(self, frame: Frame) -> dict[str, Any]:
+        """The answer of a request that came on a connection of its own."""
+        header = frame.header
+        return self._one(frame.tensors, tuple(header.get("w", ())), str(header["v"]), str(header["id"]))
+
+    def _one(self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str) -> dict[str, Any]:
+        with self._turn:
             model, here = self._model, str(self._entry.get("variant", ""))
-            if model is None or (variant and variant != here) or replica != self._id():
+            if model is None or (variant and variant != here) or replica != self._id:
                 return {"variant": here, "s": 0.0, "c": 0.0, "moved": True}
             self._served += 1
-            return {"variant": here, **await asyncio.to_thread(_answer, model, inputs, outputs)}
+            return {"variant": here, **_answer(model, inputs, outputs)}
+
+
+def _own_address() -> str:
+    """The address of this node, as Ray knows it."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def _answer(model: LoadedModel, inputs: dict[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Any]:

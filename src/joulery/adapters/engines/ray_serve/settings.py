@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from joulery.adapters.engines.ray_serve.cluster import RayPlace
+from joulery.adapters.engines.ray_serve.replica import LOOPBACK, NODE_ADDRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,9 @@ class RaySettings:
         deadline_s: A request that names no shorter limit is answered within this.
         drain_s: How long ``close`` waits for running requests.
         launch_s: How long a change may take.
+        nodes: Address of each node that replicas are placed on, by its name; empty where Ray places them.
+        direct: Whether replicas listen for requests on connections of their own; None where the cluster is started
+            here, and they listen on loopback.
     """
 
     place: RayPlace = field(default_factory=RayPlace)
@@ -27,3 +32,12 @@ class RaySettings:
     deadline_s: float = 30.0
     drain_s: float = 10.0
     launch_s: float = 180.0
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    direct: bool | None = None
+
+    @property
+    def listens(self) -> str:
+        """Where replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
+        if self.direct is False or (self.direct is None and not self.place.local):
+            return ""
+        return LOOPBACK if self.place.local else NODE_ADDRESS

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
+from joulery.adapters.engines.remote.paused_answers import interruptible, interruptible_answer
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.generation import Dialect, EngineLoad, GenerationEvent, GenerationRequest
@@ -114,10 +115,25 @@ class LlamaEngine:
         """None: joulery alone sends it requests, and knows them."""
         return None
 
+    @property
+    def pauses(self) -> bool:
+        """It continues interrupted answers from its cache."""
+        return True
+
     async def generate(
-        self, request: GenerationRequest, priority: int | None, /
+        self, request: GenerationRequest, priority: int | None, pause: Callable[[], bool] | None = None, /
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it comes; a request waits for a process that is being started again."""
+        answer = (
+            self._generate(request)
+            if pause is None or not interruptible(request)
+            else interruptible_answer(request, self._generate, pause)
+        )
+        async with aclosing(answer) as events:
+            async for event in events:
+                yield event
+
+    async def _generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         try:
             async with asyncio.timeout(self.settings.launch_s):
                 await self._up.wait()

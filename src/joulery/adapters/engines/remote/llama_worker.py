@@ -15,6 +15,9 @@ from typing import Any
 
 from joulery.adapters.engines.embedded.worker import die_with
 
+_CACHE_MIB = 2048
+"""Memory at most for the states of interrupted and earlier prompts."""
+
 
 def main(arguments: list[str]) -> int:
     """Serve until standard input ends."""
@@ -47,6 +50,8 @@ def _serve(options: dict[str, Any]) -> Any:
     params.n_parallel = options["max_num_seqs"]
     params.n_ctx = options["context_tokens"] * options["max_num_seqs"]
     params.kv_unified = False
+    params.slot_prompt_similarity = 0.0  # else a slot that shares the system prompt is taken, and its state is lost
+    params.cache_ram_mib = _CACHE_MIB
     params.verbosity = -1
     params.n_threads_http = options["max_num_seqs"] + 2
     for threads in (params.cpuparams, params.cpuparams_batch):

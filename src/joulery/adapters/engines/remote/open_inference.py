@@ -218,6 +218,9 @@ class OpenInferenceEngine:
                 await asyncio.gather(*map(self._reach_or_wait, fresh))
                 self._require_one_each(fresh, {remote.spec.service for remote in kept})
             except BaseException:
+                for remote in fresh:
+                    if remote.probing is not None:
+                        remote.probing.cancel()
                 await asyncio.gather(*map(self._unload, fresh), return_exceptions=True)
                 raise
             self._remotes = [*kept, *fresh]

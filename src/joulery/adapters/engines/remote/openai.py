@@ -148,8 +148,13 @@ class OpenAiEngine:
         if client is not None:
             await client.aclose()
 
+    @property
+    def pauses(self) -> bool:
+        """No: whether a server continues an answer, and from a cache, is not known."""
+        return False
+
     async def generate(
-        self, request: GenerationRequest, priority: int | None, /
+        self, request: GenerationRequest, priority: int | None, pause: Callable[[], bool] | None = None, /
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it arrives; see :meth:`joulery.domain.serving.generation.LLMEngine.generate`."""
         streamed = _can_stream(request)

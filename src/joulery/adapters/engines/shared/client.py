@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -35,6 +35,7 @@ from joulery.domain.serving.engine import (
     RequestRecord,
     Transition,
 )
+from joulery.domain.serving.relay import RelayedPart, RelayedRequest
 from joulery.domain.serving.tensors import Tensor
 from joulery.steady_time import unix_s
 
@@ -112,6 +113,7 @@ class EngineClient:
         self._link: _Link | None = None
         self._links = self._number = 0
         self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._texts: dict[int, asyncio.Queue[RelayedPart]] = {}
         self._unsent: deque[tuple[_Passed, RequestRecord, str]] = deque()
 
     @property
@@ -208,6 +210,25 @@ class EngineClient:
         """A page of the controller."""
         return await self._content({"m": m.PAGE, "path": path, "query": query, "accept": accept}, {})
 
+    async def text(self, request: RelayedRequest) -> AsyncGenerator[RelayedPart, None]:
+        """The answer of the controller to a request, part by part; one that is given up is withdrawn there."""
+        link = self._link
+        if link is None:
+            yield RelayedPart(more=False, error="the engine server cannot be reached")
+            return
+        number, more = self._numbered(), True
+        parts = self._texts[number] = asyncio.Queue()
+        try:
+            link.send(*m.text_message(number, request))
+            while more:
+                part = await parts.get()
+                more = part.more
+                yield part
+        finally:
+            del self._texts[number]
+            if more:
+                link.send({"m": m.CANCEL, "n": number})
+
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Not a gateway's to do.
 
@@ -281,6 +302,8 @@ class EngineClient:
         if self._link is not link:
             return
         self._link, self.away_since_s = None, time.monotonic()
+        for parts in self._texts.values():
+            parts.put_nowait(RelayedPart(more=False, error="the engine server was lost"))
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(RequestError("the engine server was lost", Outcome.UNAVAILABLE, retry_after_s=1.0))
@@ -312,6 +335,10 @@ class EngineClient:
             call = self._calls.get(header["n"])
             if call is not None and not call.done():
                 call.set_result(frame)
+        elif header["m"] == m.PART:
+            parts = self._texts.get(header["n"])
+            if parts is not None:
+                parts.put_nowait(m.part_of(header, frame.tensors))
         elif header["m"] == m.STATE:
             self._views = m.views_of(header["replicas"])
             away = header["controller"]

@@ -16,13 +16,14 @@ from typing import Any
 
 from joulery import __version__
 from joulery.adapters.engines.embedded.wire import pack_error
-from joulery.adapters.engines.ray_serve.bridge import LENGTH
+from joulery.adapters.engines.shared.messages import LENGTH
 from joulery.adapters.engines.shared.server import EngineServer, GatewayStatus, PageAnswer
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, QueuedRequest, ReplicaSpec, ReplicaView, RequestError
 from joulery.domain.serving.ledger import LedgerBatch
 from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
 
 
@@ -91,6 +92,7 @@ class ControlServer:
         self._left_s, self._away_s = unix_s(), time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
         self._pages: dict[int, asyncio.Future[PageAnswer]] = {}
+        self._texts: dict[int, Passed] = {}
         self._page = 0
         self._calls: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
@@ -131,7 +133,10 @@ class ControlServer:
         self._left_s, self._away_s = unix_s(), time.monotonic()
         state = self.server.state
         state.controller, state.left_s = False, time.monotonic()
-        self.server.ask_page = None
+        self.server.ask_page = self.server.ask_text = None
+        texts, self._texts = self._texts, {}
+        for passed in texts.values():
+            passed(RelayedPart(more=False, error="the controller was lost, and with it the language models"))
         for page in self._pages.values():
             page.cancel()
         self._pages.clear()
@@ -158,12 +163,28 @@ class ControlServer:
                 frame = pickle.dumps((number, "actuation", f"an answer cannot be sent: {error!r}"), protocol=5)
             writer.writelines([LENGTH.pack(len(frame)), frame])
 
+    def _ask_text(self, request: RelayedRequest, passed: Passed) -> Callable[[], None]:
+        self._page += 1
+        number = self._page
+        self._texts[number] = passed
+        self._post("text", (number, request))
+
+        def withdraw() -> None:
+            if self._texts.pop(number, None) is not None:
+                self._post("withdraw", number)
+
+        return withdraw
+
+    def _post(self, kind: str, value: Any) -> None:
+        """Ask the controller for something; nothing where it is gone."""
+        if self._writer is not None:
+            frame = pickle.dumps((0, kind, value), protocol=5)
+            self._writer.writelines([LENGTH.pack(len(frame)), frame])
+
     def _ask_page(self, path: str, query: str, accept: str) -> asyncio.Future[PageAnswer]:
         self._page += 1
         page = self._pages[self._page] = asyncio.get_running_loop().create_future()
-        assert self._writer is not None
-        frame = pickle.dumps((0, "page", (self._page, path, query, accept)), protocol=5)
-        self._writer.writelines([LENGTH.pack(len(frame)), frame])
+        self._post("page", (self._page, path, query, accept))
         return page
 
     def do_look(self) -> Welcome:
@@ -184,7 +205,7 @@ class ControlServer:
         self._site, self._stored = site, (stored, first)
         state = self.server.state
         state.controller = True
-        self.server.ask_page = self._ask_page
+        self.server.ask_page, self.server.ask_text = self._ask_page, self._ask_text
 
     async def do_open(self, plan: Any) -> bool:
         """Make the engine, unless there is one of the same plan; whether it is new."""
@@ -244,6 +265,12 @@ class ControlServer:
         page = self._pages.pop(number, None)
         if page is not None and not page.done():
             page.set_result((status, headers, content))
+
+    def do_part(self, number: int, part: RelayedPart) -> None:
+        """A part of the answer to a request that the controller answers."""
+        passed = self._texts.get(number) if part.more else self._texts.pop(number, None)
+        if passed is not None:
+            passed(part)
 
     async def do_close(self) -> None:
         """Close the engine and end."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from joulery import __version__
 from joulery.adapters.engines.embedded.wire import unpack_error
-from joulery.adapters.engines.ray_serve.bridge import LENGTH
 from joulery.adapters.engines.shared.control import Taken, Welcome
+from joulery.adapters.engines.shared.messages import LENGTH
 from joulery.adapters.engines.shared.server import GatewayStatus, PageAnswer
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.dispatch import QueueLimit
@@ -32,12 +32,15 @@ from joulery.domain.serving.engine import (
 )
 from joulery.domain.serving.ledger import LedgerBatch
 from joulery.domain.serving.mix import OWN, VariantMix
+from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
 
 _CALL_S = 10.0
 """What an answer of the engine server may take, where it starts and ends no replica."""
 Page = Callable[[str, str, str], Awaitable[PageAnswer]]
 """A page by path, query and accepted types."""
+AnswersText = Callable[[RelayedRequest, Passed], Awaitable[None]]
+"""Answers a request; cancelled when its client goes away."""
 
 
 class ControlLink:
@@ -46,10 +49,12 @@ class ControlLink:
     Args:
         page: Makes the pages that gateways ask for.
         lost: Called when the connection ends by itself.
+        text: Answers the requests for language models that gateways pass on.
     """
 
-    def __init__(self, page: Page, lost: Callable[[], None]) -> None:
-        self._page, self._lost = page, lost
+    def __init__(self, page: Page, lost: Callable[[], None], text: AnswersText | None = None) -> None:
+        self._page, self._lost, self._text = page, lost, text
+        self._texts: dict[int, asyncio.Task[None]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -131,6 +136,13 @@ class ControlLink:
                     self._pages.add(work)
                     work.add_done_callback(self._pages.discard)
                     continue
+                if kind == "text":
+                    self._answer(*value)
+                    continue
+                if kind == "withdraw":
+                    if (withdrawn := self._texts.get(value)) is not None:
+                        withdrawn.cancel()
+                    continue
                 call = self._calls.get(number)
                 if call is not None and not call.done():
                     _settle(call, kind, value)
@@ -140,8 +152,31 @@ class ControlLink:
     async def _make_page(self, number: int, path: str, query: str, accept: str) -> None:
         self.post("page", number, *await self._page(path, query, accept))
 
+    def _answer(self, number: int, request: RelayedRequest) -> None:
+        """Answer a request for a language model, beside everything else."""
+
+        async def answered() -> None:
+            ended = False
+
+            def passed(part: RelayedPart) -> None:
+                nonlocal ended
+                ended = not part.more
+                self.post("part", number, part)
+
+            try:
+                if self._text is not None:
+                    await self._text(request, passed)
+            finally:
+                if not ended:
+                    self.post("part", number, RelayedPart(more=False, error="the controller gave no answer"))
+
+        work = self._texts[number] = asyncio.create_task(answered(), name="language model request")
+        work.add_done_callback(lambda _: self._texts.pop(number, None))
+
     def _gone(self) -> None:
         writer, self._writer = self._writer, None
+        for work in list(self._texts.values()):
+            work.cancel()
         if writer is not None:
             writer.close()
         for call in list(self._calls.values()):

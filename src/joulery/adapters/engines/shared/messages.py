@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from joulery.domain.errors import DataError
 from joulery.domain.serving.engine import (
@@ -24,17 +27,22 @@ from joulery.domain.serving.engine import (
     RequestError,
     RequestRecord,
 )
+from joulery.domain.serving.relay import RelayedPart, RelayedRequest
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import Tensor, TensorSpec
 
 PROTOCOL = 1
 """Version of the messages between gateways and the engine server; another one is refused."""
+LENGTH = struct.Struct("!Q")
+"""What goes before each frame: its length."""
 BEAT_S = 1.0
 """Between two signs of life, in both directions."""
 SILENT_S = 6.0
 """A side that was silent for so long is taken for gone."""
 CHALLENGE, JOIN, WELCOME, REFUSED, STATE, BEAT = "challenge", "join", "welcome", "refused", "state", "beat"
 INFER, CANCEL, ANSWER, END, LABEL, PAGE, CONTENT = "i", "x", "a", "e", "label", "page", "content"
+TEXT, PART = "text", "part"
+"""A request that the controller answers, and a part of its answer: the body is a tensor."""
 
 
 def seconds(value: float | None) -> float:
@@ -62,6 +70,34 @@ def request_header(number: int, service: str, request: InferRequest, age_s: floa
 def request_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InferRequest:
     """The inverse of :func:`request_header`."""
     return InferRequest(tensors, tuple(header.get("o", ())), header.get("p"), header.get("v", ""))
+
+
+def text_message(number: int, request: RelayedRequest) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the body of a request that the controller answers."""
+    header = {"m": TEXT, "n": number, "method": request.method, "path": request.path, "headers": request.headers}
+    return header, {"body": np.frombuffer(request.body, np.uint8)}
+
+
+def text_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RelayedRequest:
+    """The inverse of :func:`text_message`."""
+    method, path = str(header["method"]), str(header["path"])
+    return RelayedRequest(method, path, _pairs(header["headers"]), tensors["body"].tobytes())
+
+
+def part_message(number: int, part: RelayedPart) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the body of a part of its answer."""
+    header = {"m": PART, "n": number, "status": part.status, "headers": part.headers, "more": part.more}
+    return {**header, "e": part.error}, {"body": np.frombuffer(part.body, np.uint8)}
+
+
+def part_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RelayedPart:
+    """The inverse of :func:`part_message`."""
+    body = tensors["body"].tobytes()
+    return RelayedPart(int(header["status"]), _pairs(header["headers"]), body, bool(header["more"]), str(header["e"]))
+
+
+def _pairs(found: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((str(name), str(value)) for name, value in found)
 
 
 def error_header(number: int, error: RequestError) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestError
 from joulery.domain.serving.ledger import RequestLedger
+from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.domain.serving.tensors import Tensor
 
 _log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class EngineServer:
         gateways: Every gateway that ever joined, by name.
         state: What gateways are sent.
         ask_page: Asks the controller for a page; None without one.
+        ask_text: Has the controller answer a request, and returns what withdraws it; None without one.
         instance: Another one in each process.
         latest: The newest answered request of each service, for shadow replays.
     """
@@ -123,6 +125,7 @@ class EngineServer:
         self.state = ServerState({"services": list(services)})
         self.latest: dict[str, InferRequest] = {}
         self.ask_page: Callable[[str, str, str], asyncio.Future[PageAnswer]] | None = None
+        self.ask_text: Callable[[RelayedRequest, Passed], Callable[[], None]] | None = None
         self.instance = secrets.token_hex(8)
         self._links: set[GatewayConnection] = set()
         self._beating: asyncio.Task[None] | None = None
@@ -232,6 +235,7 @@ class GatewayConnection(asyncio.Protocol):
         self._frames = FrameReader()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._texts: dict[int, Callable[[], None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: a gateway has come."""
@@ -244,6 +248,8 @@ class GatewayConnection(asyncio.Protocol):
         self._transport = None
         for task in self._running.values():
             task.cancel()
+        for withdraw in list(self._texts.values()):
+            withdraw()
         self.server.left(self)
 
     def data_received(self, data: bytes) -> None:
@@ -290,6 +296,9 @@ class GatewayConnection(asyncio.Protocol):
             running = self._running.get(int(header["n"]))
             if running is not None:
                 running.cancel()
+            withdraw = self._texts.pop(int(header["n"]), None)
+            if withdraw is not None:
+                withdraw()
         elif kind == m.BEAT:
             status = self.server.gateways[self.name]
             status.connections, status.cpu_s = int(header["connections"]), float(header["cpu_s"])
@@ -298,6 +307,21 @@ class GatewayConnection(asyncio.Protocol):
             self._content(int(header["n"]), status_code, _JSON, content)
         elif kind == m.PAGE:
             self._do(self._page(header))
+        elif kind == m.TEXT:
+            self._text(int(header["n"]), m.text_of(header, tensors))
+
+    def _text(self, number: int, request: RelayedRequest) -> None:
+        """A request for a language model: the controller answers it."""
+
+        def passed(part: RelayedPart) -> None:
+            if not part.more:
+                self._texts.pop(number, None)
+            self.send(*m.part_message(number, part))
+
+        if self.server.ask_text is None:
+            passed(RelayedPart(more=False, error="the controller is away, and with it the language models"))
+        else:
+            self._texts[number] = self.server.ask_text(request, passed)
 
     def _do(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

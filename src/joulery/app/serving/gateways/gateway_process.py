@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from joulery import __version__
 from joulery.adapters.engines.shared.client import EngineClient, GatewayName
+from joulery.app.wiring.grpc import grpc_server
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.serving.engine import RequestRecord
 from joulery.gateway.access import address, read_token
@@ -22,6 +23,7 @@ from joulery.gateway.body import Limits
 from joulery.gateway.joined.admin import forwarding_app
 from joulery.gateway.joined.labels import LatestCall
 from joulery.gateway.joined.metrics import OwnMetrics
+from joulery.gateway.joined.text import RelayedText
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.gateway.tls import TlsFiles, client_context
 
@@ -45,6 +47,7 @@ class GatewayRequest:
         give_up_s: It ends when the engine server was away for so long; None for never.
         start: Identifies how it was started.
         join_certificate: Certificate that encrypts the connection to the engine server; None for no encryption.
+        grpc: ``HOST:PORT`` of the Open Inference Protocol over gRPC; None for HTTP alone.
     """
 
     join: str
@@ -59,6 +62,7 @@ class GatewayRequest:
     give_up_s: float | None = None
     start: str = ""
     join_certificate: Path | None = None
+    grpc: str | None = None
 
 
 def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
@@ -74,12 +78,12 @@ def tls_files(certificate: Path | None, key: Path | None) -> TlsFiles | None:
     return TlsFiles(certificate, key)
 
 
-async def run_gateway(request: GatewayRequest, ready: Callable[[str, str], None]) -> None:
+async def run_gateway(request: GatewayRequest, ready: Callable[[str, str, str], None]) -> None:
     """Answer clients until SIGTERM or SIGINT.
 
     Args:
         request: Where to join and listen.
-        ready: Receives the address and the name once it listens.
+        ready: Receives the address, the name and the address of gRPC (empty without) once it listens.
 
     Raises:
         JouleryError: A flag is wrong, the port is not available, the engine server refuses the gateway, or was away for
@@ -97,6 +101,15 @@ async def run_gateway(request: GatewayRequest, ready: Callable[[str, str], None]
         protected=token is not None,
         tls=request.tls,
         shared_port=request.shared_port,
+        beside=grpc_server(
+            made.gateway,
+            request.grpc,
+            token=token,
+            tls=request.tls,
+            drain_s=request.drain_s,
+            joined=True,
+            shared_port=request.shared_port,
+        ),
     )
     made.connections = lambda: server.connections
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -106,7 +119,7 @@ async def run_gateway(request: GatewayRequest, ready: Callable[[str, str], None]
     made.engine.url = server.url
     joining = asyncio.create_task(made.engine.run(), name="join")
     try:
-        ready(server.url, request.name)
+        ready(server.url, request.name, server.beside_address)
         await _until(stop, made.engine, request.give_up_s)
     finally:
         await server.stop()
@@ -120,6 +133,7 @@ class _Parts:
 
     def __init__(self, request: GatewayRequest, token: str | None, secret: bytes | None) -> None:
         self.connections: Callable[[], int] = lambda: 0
+        self._text_ready = False
         self.engine = EngineClient(
             request.join,
             GatewayName(request.name, __version__, request.start, secret),
@@ -144,6 +158,17 @@ class _Parts:
     def _configure(self, settings: Mapping[str, Any]) -> None:
         if "body_bytes" in settings:
             self.gateway.bodies.limits = Limits.of(int(settings["body_bytes"]))
+
+        if "language_models" in settings:
+            self._text_ready = bool(settings["language_models"])
+            self.gateway.text = self.gateway.text or RelayedText(self.engine.text, self.gateway.bodies, self._can_write)
+        else:
+            self.gateway.text = None
+
+    def _can_write(self) -> bool:
+        """Whether the gateway counts as ready for language models; services answer on without the controller."""
+        alone = not self.engine.replicas()
+        return not alone or (self._text_ready and self.engine.controller_away_s is None and self.engine.joined)
 
     def _record(self, record: RequestRecord) -> None:
         self.engine.record(record, self._call.take())

@@ -7,6 +7,7 @@ controller was there is counted apart: its energy was not metered.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,17 +25,22 @@ from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, 
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
 from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.relay import Passed, RelayedRequest
 from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, Tick
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
+from joulery.gateway.body import BodyReader, Limits
 from joulery.gateway.joined.admin import PageAnswer, page_of
 from joulery.gateway.joined.metrics import SiteMetrics
+from joulery.gateway.joined.text import answer_relayed
 from joulery.gateway.metrics import Metrics
+from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
 from joulery.runtime.served.finish import write_requests
 from joulery.runtime.serving.requests import RequestRecorder
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
+from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
 
 UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-without-controller.parquet"
@@ -49,11 +55,11 @@ class GroupServer:
     Attributes:
         url: Where clients find them.
         tls: Their certificate and key; None for plain HTTP.
-        beside_address: Empty: they answer HTTP only.
+        beside_address: Where all of them answer gRPC; empty for HTTP only.
     """
 
     def __init__(self, local: LocalGateways, tls: TlsFiles | None) -> None:
-        self.url, self.tls, self.beside_address = local.url, tls, ""
+        self.url, self.tls, self.beside_address = local.url, tls, local.serving.grpc or ""
         self._local = local
 
     async def stop(self) -> None:
@@ -87,9 +93,12 @@ class GatewayGroup:
         found: Welcome,
     ) -> None:
         self.site, self.local = site, local
-        self.token, self.workers_log = site_token(site.serving), writer_log(writer)
+        self.token, self.workers_log = site_token(site.serving), workers_log(site, writer)
         self.server = GroupServer(local, site_tls(site.serving))
-        self.metrics = Metrics(names, self._latest, site.mode.value)
+        self.bodies = BodyReader(Limits.of(int(site.serving.body_bytes)))
+        self.text: OpenAIRoutes | None = None
+        models = [model.name for model in site.language_models]
+        self.metrics = Metrics([*names, *models], self._latest, site.mode.value)
         self.metrics.registry.register(SiteMetrics(lambda: self.seen))
         self.admin = admin_app(self.metrics, pages(self._latest))
         self._names, self._writer = list(names), writer
@@ -135,6 +144,7 @@ class GatewayGroup:
         """Charge and record every request from now on."""
         controlled = self._controlled
         assert controlled is not None
+        await self._prepare()  # a site of language models alone changes no replicas
         while not self.local.joined(self.seen):  # noqa: ASYNC110 - it is looked at, nothing reports it
             await asyncio.sleep(_REFRESH_S / 2)
         await controlled.refresh()
@@ -217,7 +227,19 @@ class GatewayGroup:
         with suppress(JouleryError):
             await self._link.ask("end")
         await self._link.close()
+        log, self.workers_log = self.workers_log, 2
+        if log != 2:
+            os.close(log)
         await self._engine_server.ended(self.site.serving.drain_s + 5.0)
+
+    def serve_text(self, routes: OpenAIRoutes) -> None:
+        """Answer what gateways pass on for language models from now on."""
+        self.text = routes
+        self._publish()
+
+    async def answer(self, request: RelayedRequest, passed: Passed) -> None:
+        """Answer a request for a language model that a gateway has passed on."""
+        await answer_relayed(self.text, request, passed)
 
     async def page(self, path: str, query: str, accept: str) -> PageAnswer:
         """A page that a gateway's client asks for."""
@@ -253,7 +275,7 @@ class GatewayGroup:
         if controlled is not None:
             controlled.link = None
         self.restarts += 1
-        self._link = ControlLink(self.page, self.lost)
+        self._link = ControlLink(self.page, self.lost, self.answer)
         try:
             await self._engine_server.connect(self._link, fresh=True)
             self._found = await self._link.ask("look")
@@ -272,7 +294,9 @@ class GatewayGroup:
     def _publish(self) -> None:
         """Have every gateway know limits, services and charges."""
         names = self._names if self._session is None else list(self._session.services)
-        settings = {"services": names, "body_bytes": int(self.site.serving.body_bytes)}
+        settings: dict[str, Any] = {"services": names, "body_bytes": int(self.site.serving.body_bytes)}
+        if self.site.language_models:
+            settings["language_models"] = self.text is not None and self.text.ready
         charges = None if self._session is None else self._session.charges(unix_s()).as_dict()
         self._link.post("publish", settings, charges)
 
@@ -341,9 +365,17 @@ def _unknown_request() -> RequestRecord:
     return RequestRecord("", "", "", nan, nan, nan, Outcome.UNKNOWN, 0.0, 0.0, 0, None)
 
 
-def writer_log(writer: RunWriter) -> int:
-    """Standard error: what replicas print is in the engine server's log."""
-    return 2
+def workers_log(site: Site, writer: RunWriter) -> int:
+    """Where engines of language models print; replicas of services do in the engine server's log.
+
+    Raises:
+        CapabilityError: The disk refuses.
+    """
+    if not site.language_models:
+        return 2  # standard error
+    log = writer.path / "workers.log"
+    with disk_errors(log):
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 def check_gateways(site: Site) -> None:
@@ -352,12 +384,6 @@ def check_gateways(site: Site) -> None:
     Raises:
         ConfigError: The site asks for it.
     """
-    if site.language_models:
-        raise ConfigError(
-            "language models are answered by one gateway alone",
-            pointer="serving.gateways",
-            hint="leave out serving.gateways, or give the language models a site file of their own",
-        )
     join_tls = None if site.serving.gateways is None else site.serving.gateways.join_tls
     if join_tls is not None:
         TlsFiles(join_tls.certificate, join_tls.key).check()
@@ -385,7 +411,11 @@ async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pag
     async def page(path: str, query: str, accept: str) -> PageAnswer:
         return await held[0].page(path, query, accept) if held else (503, {}, b"")
 
-    link = ControlLink(page, lambda: held[0].lost() if held else None)
+    async def answer(request: RelayedRequest, passed: Passed) -> None:
+        if held:
+            await held[0].answer(request, passed)
+
+    link = ControlLink(page, lambda: held[0].lost() if held else None, answer)
     orphans = (folder / PID).exists()
     there = await process.connect(link)
     try:

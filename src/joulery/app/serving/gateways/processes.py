@@ -329,6 +329,8 @@ class LocalGateways:
         options += ["--drain", f"{serving.drain_s:g}", "--give-up", f"{_ORPHAN_S:g}"]
         if not assigned.listen:
             options.append("--shared-port")
+        if serving.grpc is not None:
+            options += ["--grpc", serving.grpc]
         token = self._token_file()
         if token is not None:
             options += ["--token-file", str(token)]

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.plan_change import PlanDifference, RunningGpu
 from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
+from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import followed, provision
-from joulery.policies.placement.provisioning.replan import difference, running_of
 
 _S_PER_H = 3600.0
 

@@ -20,7 +20,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 from joulery.domain.serving.engine import ModelRef, Outcome, ReplicaSpec, RequestRecord
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.policies.placement.provisioning.replan import running_of
+from joulery.policies.placement.provisioning.difference import running_of
 from joulery.policies.placement.standby import (
     REFUSED_S,
     StandbyPolicy,

@@ -21,7 +21,7 @@ from joulery.domain.ports import Engine, Steering
 from joulery.domain.serving.engine import ReplicaState
 from joulery.domain.serving.service import Slo
 from joulery.domain.serving.timeline import DecisionRecord
-from joulery.policies.placement.provisioning.replan import difference, running_of
+from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.standby import ACTIVATE_STANDBY, StandbyObservation, StandbyPolicy
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver

@@ -32,7 +32,7 @@ _SPEED_MIN = 0.05
 _POWER_CUTS_W, _CACHE_CUTS_PERCENT = (0.0, 25.0, 50.0, 80.0, 120.0), (10.0, 20.0, 32.0, 48.0)
 """Where the first boxes begin: power above the cap, and cache use."""
 _CHUNK = 60_000
-"""Numbers in one array of the knapsack."""
+"""Numbers in one array of the knapsacks and tables: few enough for a processor's cache."""
 
 
 class Boxes(NamedTuple):
@@ -179,7 +179,7 @@ class Knapsacks:
 
     def table(self, boxes: Boxes) -> SizeTable:
         """The least units of every item at the low corner of every box."""
-        count, size = len(boxes.processes), max(1, 1_000_000 // max(1, self._options[0].size))
+        count, size = len(boxes.processes), max(1, _CHUNK // max(1, self._options[0].size))
         if not count:
             blank = (0, len(self._items), _SLOTS + 1)
             return SizeTable(np.zeros(blank, np.int64), np.zeros(blank))

@@ -303,11 +303,11 @@ class BoxRelaxation:
         ends = np.r_[some.starts[1:], len(some.kind)]
         order = np.argsort(cheapest, axis=0, kind="stable")[:_BOXES_EACH]
         close = np.take_along_axis(cheapest, order, axis=0) <= values * _NEAR
+        each = cost.min(axis=2) * some.replicas
         for rank, kind in np.argwhere(close).tolist():
             box, first = int(order[rank, kind]), int(some.starts[kind])
-            each = cost[box, first : ends[kind]].min(axis=1) * some.replicas[first : ends[kind]]
-            item = first + int(np.argmin(each))
-            column = Column(box, item, int(np.argmin(cost[box, item])))
+            item = first + int(each[box, first : ends[kind]].argmin())
+            column = Column(box, item, int(cost[box, item].argmin()))
             if column not in known:
                 known[column] = None
                 new.append(column)
@@ -325,7 +325,7 @@ class BoxRelaxation:
 
     def _model(self) -> Any:
         """Rows for kinds, then five for each box; columns for a GPU in each box, then for services on their own."""
-        model = new_model()
+        model = new_model(growing=True)
         for services in self._some.demand:
             model.addRow(float(services), model.inf, 0, [], [])
         for _ in range(5 * sum(len(each.processes) for each in self._boxes)):
@@ -341,15 +341,21 @@ class BoxRelaxation:
         return model
 
     def _add(self, model: Any, index: int, columns: Sequence[Column]) -> list[tuple[int, Column]]:
-        uses, first, some = self._uses[index], self._first_row(index), self._some
-        limited = np.isfinite(_limits(self._packings[index], self._boxes[index]))
-        for column in columns:
-            box, item, _ = column
-            used = [uses.units[column], 1.0, uses.power_w[column], uses.cache_percent[column], uses.memory[item]]
-            held = np.flatnonzero(limited[box])
-            rows = np.append(some.kind[item], first + 5 * box + held)
-            values = np.append(1.0, -some.replicas[item] * np.array(used)[held])
-            model.addCol(0.0, 0.0, model.inf, len(rows), rows, values)
+        if not columns:
+            return []
+        uses, some, count = self._uses[index], self._some, len(columns)
+        box, item, size = np.array(columns, np.int64).T
+        limited = np.isfinite(_limits(self._packings[index], self._boxes[index]))[box]
+        of_each = uses.units[box, item, size], np.ones(count), uses.power_w[box, item, size]
+        used = np.stack([*of_each, uses.cache_percent[box, item, size], uses.memory[item]], axis=1)
+        # The row of its service first, then those of the limits of its box.
+        held = np.concatenate([np.ones((count, 1), np.bool_), limited], axis=1)
+        rows = np.concatenate([some.kind[item, None], self._first_row(index) + 5 * box[:, None] + np.arange(5)], axis=1)
+        values = np.concatenate([np.ones((count, 1)), -some.replicas[item, None] * used], axis=1)
+        starts = np.concatenate([[0], np.cumsum(held.sum(axis=1))[:-1]]).astype(np.int32)
+        zero, most = np.zeros(count), np.full(count, model.inf)
+        entries = int(held.sum())
+        model.addCols(count, zero, zero, most, entries, starts, rows[held].astype(np.int32), values[held])
         return [(index, column) for column in columns]
 
     def _solution(self, model: Any, columns: Sequence[tuple[int, Column]]) -> list[FloatArray]:

@@ -1,0 +1,76 @@
+"""When a request that arrives now gets its first token: its wait for a slot, and a margin learned from recent errors.
+
+The wait is that of list scheduling: requests in the queue take the slot that is free first. What the prediction leaves
+out (prompts to read, wrong lengths, a full batch) is in its errors: the margin is their quantile, as in split conformal
+prediction (Vovk et al. 2005), so a bound that prediction and margin keep is kept at that quantile as long as errors
+stay alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+_KEPT = 200
+"""Latest first tokens that the margin rests on."""
+_LEAST = 20
+"""First tokens below which there is no margin."""
+_SPAN_S = 60.0
+"""First tokens older than this say nothing about now, s."""
+
+
+def slot_wait_s(running_s: Iterable[float], queued_s: Iterable[float], slots: int) -> float:
+    """Seconds until a slot is free for the next request; 0 where one is.
+
+    Args:
+        running_s: What each running request still needs, s.
+        queued_s: What each queued request needs, in their order, s.
+        slots: Requests at once; at least 1.
+    """
+    free_s = sorted(max(0.0, one) for one in running_s)
+    if len(free_s) > slots:  # an engine with a queue of its own may report more than it runs
+        free_s, early = free_s[:slots], free_s[slots:]
+    else:
+        early = []
+    free_s += [0.0] * (slots - len(free_s))
+    heapq.heapify(free_s)
+    for needs_s in (*early, *queued_s):
+        heapq.heapreplace(free_s, free_s[0] + max(0.0, needs_s))
+    return free_s[0]
+
+
+class FirstTokens:
+    """Recent first tokens of one model, and how far off their predictions were."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, float]] = deque(maxlen=_KEPT)
+
+    def add(self, at_s: float, took_s: float, predicted_s: float) -> None:
+        """A first token has come.
+
+        Args:
+            at_s: When, on the caller's clock.
+            took_s: From the request's arrival, s.
+            predicted_s: Its predicted wait, s.
+        """
+        self._seen.append((at_s, took_s, took_s - predicted_s))
+
+    def margin_s(self, quantile: float, now_s: float) -> float:
+        """What is to be added to a predicted wait so that a first token comes within that at a quantile, s.
+
+        0 while too few are known. It may be below 0, where waits were predicted too long.
+        """
+        errors = [error for at_s, _, error in self._seen if at_s >= now_s - _SPAN_S]
+        if len(errors) < _LEAST:
+            return 0.0
+        rank = min(1.0, quantile * (len(errors) + 1) / len(errors))
+        return float(np.quantile(errors, rank, method="higher"))
+
+    def quantile_s(self, quantile: float, now_s: float) -> float:
+        """A quantile of the recent times to the first token, s; NaN while too few are known."""
+        times = [took_s for at_s, took_s, _ in self._seen if at_s >= now_s - _SPAN_S]
+        return float(np.quantile(times, quantile)) if len(times) >= _LEAST else math.nan

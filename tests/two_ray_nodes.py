@@ -1,0 +1,149 @@
+"""A Ray cluster of two nodes on this machine: each in a network of its own where that is permitted."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_RAY = Path(sys.executable).with_name("ray")
+_STORE = "--object-store-memory=100000000"
+
+
+@dataclass(frozen=True)
+class TwoNodes:
+    """The cluster.
+
+    Attributes:
+        addresses: Of the head and of the other node.
+        address: What a driver on the head's network joins.
+        dashboard: URL of its dashboard.
+        environ: Variables of whatever joins it.
+        apart: Whether the nodes are in networks of their own.
+        folder: Where it keeps its files.
+    """
+
+    addresses: tuple[str, str]
+    address: str
+    dashboard: str
+    environ: dict[str, str]
+    apart: bool
+    folder: str
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the cluster."""
+        found = []
+        for one in psutil.process_iter(["cmdline", "environ"]):
+            line = " ".join(one.info["cmdline"] or [])
+            if self.folder in line or (one.info["environ"] or {}).get("JOULERY_TEST_CLUSTER") == self.folder:
+                found.append(one)
+        return [one for one in found if one.pid != os.getpid()]
+
+    def kill_other_node(self) -> None:
+        """Kill the raylet of the second node; what it started ends with it."""
+        for one in self.processes():
+            if one.name() == "raylet" and f"--node_ip_address={self.addresses[1]}" in " ".join(one.cmdline()):
+                one.send_signal(signal.SIGKILL)
+
+
+def _run(*words: str, environ: dict[str, str] | None = None) -> None:
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stdout}{done.stderr}")
+
+
+@contextlib.contextmanager
+def _networks() -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
+    """Addresses of two nodes, and what starts a program on the second one's network: nothing where both share one."""
+    name = f"jr{os.getpid()}"
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        yield ("127.0.0.2", "127.0.0.3"), ()
+        return
+    subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 256}"
+    one, other = f"{subnet}.1", f"{subnet}.2"
+    near, far = f"{name}a", f"{name}b"
+    try:
+        try:
+            _run("ip", "netns", "add", name)
+            _run("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
+            _run("ip", "addr", "add", f"{one}/24", "dev", near)
+            _run("ip", "link", "set", near, "up")
+            _run("ip", "-n", name, "addr", "add", f"{other}/24", "dev", far)
+            _run("ip", "-n", name, "link", "set", far, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        except RuntimeError:
+            yield ("127.0.0.2", "127.0.0.3"), ()
+            return
+        yield (one, other), ("ip", "netns", "exec", name)
+    finally:
+        for words in (("link", "del", near), ("netns", "del", name)):
+            subprocess.run(("ip", *words), capture_output=True)
+
+
+@contextlib.contextmanager
+def two_ray_nodes(cpus: int = 2) -> Iterator[TwoNodes]:
+    """Start the cluster; every process of it ends with the block.
+
+    Args:
+        cpus: CPUs that each node counts.
+    """
+    with (
+        _networks() as (addresses, prefix),
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as at,
+    ):
+        port, dashboard = _free_ports(2)
+        environ = {
+            **os.environ,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "JOULERY_TEST_CLUSTER": at,
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        }
+        made = TwoNodes(
+            addresses,
+            f"{addresses[0]}:{port}",
+            f"http://127.0.0.1:{dashboard}",
+            environ,
+            bool(prefix),
+            at,
+        )
+        common = (f"--num-cpus={cpus}", _STORE, "--disable-usage-stats")
+        try:
+            _run(
+                str(_RAY),
+                "start",
+                "--head",
+                f"--node-ip-address={addresses[0]}",
+                f"--port={port}",
+                "--dashboard-host=127.0.0.1",
+                f"--dashboard-port={dashboard}",
+                "--include-dashboard=true",
+                f"--temp-dir={at}",
+                *common,
+                environ=environ,
+            )
+            join = (str(_RAY), "start", f"--address={made.address}", f"--node-ip-address={addresses[1]}", *common)
+            _run(*prefix, *join, environ=environ)
+            yield made
+        finally:
+            for one in made.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
