@@ -79,9 +79,9 @@ class Tally:
         progress_ratio: Last progress.
         rate_per_slot_s: Progress a second and slot in the last window; NaN before.
         efficiency: Progress per joule by number of slots.
-        job_w: Power of the job by number of slots, W, over the same windows.
         quality: Weakest quality of the energy.
         window: The present stretch; None while it waits.
+        job_w: Power of the job by number of slots, W, over the windows of its efficiency.
     """
 
     executed_s: float = 0.0
@@ -94,9 +94,9 @@ class Tally:
     progress_ratio: float = field(default=float("nan"))
     rate_per_slot_s: float = field(default=float("nan"))
     efficiency: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    job_w: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     quality: Quality = Quality.MEASURED
     window: JobWindow | None = None
+    job_w: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def degradation(self, slots: int, least: int) -> float:
         """``EFF(slots) / EFF(least)`` in [0.05, 1] (Eq. 4); NaN until both are measured."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import ConfigError
 from joulery.policies.training.green import Green
 from joulery.policies.training.queues import TrackedJob
-from joulery.policies.training.widths import JobWidths, Prices, prices, with_power
+from joulery.policies.training.widths import JobWidths, WidthPrices, prices, with_power
 from tests.policies.training.test_green import view
 
 points = st.dictionaries(
@@ -24,7 +24,7 @@ VALLEY = {1: 1.0, 2: 0.95, 3: 0.8, 4: 0.83, 5: 0.86, 6: 0.9, 7: 0.83, 8: 0.85}
 
 def widths(known: dict[int, float], price_w: float, *, cap: int = 8, **changes: object) -> JobWidths:
     power_w = {n: 300.0 * n for n in known}
-    return JobWidths({0: known}, {0: power_w}, 0.85, cap, prices=Prices(price_w), **changes)  # type: ignore[arg-type]
+    return JobWidths({0: known}, {0: power_w}, 0.85, cap, prices=WidthPrices(price_w), **changes)  # type: ignore[arg-type]
 
 
 @given(
@@ -39,7 +39,7 @@ def test_no_measured_number_of_gpus_costs_less_than_the_one_chosen(
         {3: {n: w for n, (_, w) in known.items()}},
         0.9,
         8,
-        prices=Prices(price_w, gpu_w, hour),
+        prices=WidthPrices(price_w, gpu_w, hour),
     )
     chosen = rule.newcomer(3, most).gpus
     costs = {n: (w + (price_w + gpu_w * n) * hour) / (d * w) for n, (d, w) in known.items() if n <= most}
@@ -53,7 +53,7 @@ def test_a_higher_price_of_time_never_chooses_a_slower_number(
 ) -> None:
     def speed(price_w: float) -> float:
         tables = ({0: {n: each[at] for n, each in known.items()}} for at in (0, 1))
-        efficiency, power_w = known[JobWidths(*tables, 0.9, 8, prices=Prices(price_w)).newcomer(0, 8).gpus]
+        efficiency, power_w = known[JobWidths(*tables, 0.9, 8, prices=WidthPrices(price_w)).newcomer(0, 8).gpus]
         return efficiency * power_w
 
     assert speed(low + more) >= speed(low) * (1 - 1e-9)
@@ -93,7 +93,7 @@ def test_a_dirty_hour_lowers_the_price_and_keeps_no_long_job_narrow() -> None:
     assert rules[400.0].wanted(0, 8, 1, executed_s=3600.0) == 1
     assert rules[400.0].wanted(0, 8, 1, executed_s=5 * 3600.0) == 6
     unknown = prices(0.2, power_w, view(0.0, [0], [np.nan], g_per_kwh=0.0, mean_g_per_kwh=0.0), 32)
-    assert unknown == Prices(60.0, 30.0, 1.0), "half as many wait as there are GPUs"
+    assert unknown == WidthPrices(60.0, 30.0, 1.0), "half as many wait as there are GPUs"
     assert prices(0.2, {}, view(0.0, [], []), 0) is None
 
 

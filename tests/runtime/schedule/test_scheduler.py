@@ -503,7 +503,9 @@ def test_only_those_that_wait_are_ranked(world) -> None:
 
 def test_a_tally_is_read_back_as_it_was_written() -> None:
     window = JobWindow(2, 1, 0.1, open_ratio=0.2, last_ratio=0.3, elapsed_s=40.0, energy_j=50.0, slot_j=30.0, looks=4)
-    tally = Tally(10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window)
+    tally = Tally(
+        10.0, 20.0, 30.0, 1.0, 2.0, 25.0, 200.0, 0.3, 0.01, {1: 0.5, 2: 0.4}, Quality.MODELLED, window, {2: 9.0}
+    )
     state = SchedulerState(
         tallies={1: tally},
         energy_seen={1: {"stated-1": SourceTotal(7.0, 6.0, 5.0, 4.0), "agents": SourceTotal(30.0, 20.0)}},

@@ -38,7 +38,7 @@ _LONG_MARGIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class WidthPrices:
     """What a second of a job costs beside its energy.
 
     Attributes:
@@ -76,7 +76,7 @@ class JobWidths:
     cap: int
     node_gpus: int | None = None
     fixed_gpus: int | None = None
-    prices: Prices | None = None
+    prices: WidthPrices | None = None
     trying: set[int] = field(default_factory=set)
     """Kinds of which a job tries a number in this round."""
 
@@ -132,7 +132,7 @@ class JobWidths:
             return replace(self, prices=replace(self.prices, hour_ratio=1.0)).newcomer(kind, most, least).gpus
         return self.newcomer(kind, most, least).gpus
 
-    def _costs(self, kind: int, least: int, most: int, prices: Prices | None) -> dict[int, float]:
+    def _costs(self, kind: int, least: int, most: int, prices: WidthPrices | None) -> dict[int, float]:
         """Cost of work on each number of GPUs that was measured; none for kinds that were not."""
         if prices is None:
             return {}
@@ -143,7 +143,7 @@ class JobWidths:
         """The next number of GPUs to try; None where all are known, or the last one cost far more than the best."""
         assert self.prices is not None
         # What is tried must not depend on the hour, or it would be tried again in the next one.
-        costs = self._costs(kind, least, most, Prices(self.prices.completion_w))
+        costs = self._costs(kind, least, most, WidthPrices(self.prices.completion_w))
         gpus, lowest = least, float("inf")
         while gpus <= most:
             if gpus not in costs:
@@ -155,7 +155,7 @@ class JobWidths:
         return None
 
 
-def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waiting: int) -> Prices | None:
+def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waiting: int) -> WidthPrices | None:
     """The prices of a round.
 
     Args:
@@ -171,7 +171,7 @@ def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waitin
     hour_ratio = 1.0
     if view.hour is not None:
         hour_ratio = view.mean_g_per_kwh / max(view.g_per_kwh, view.mean_g_per_kwh / _MOST_SWING)
-    return Prices(completion_w, completion_w * waiting / view.gpus, max(hour_ratio, 1.0 / _MOST_SWING))
+    return WidthPrices(completion_w, completion_w * waiting / view.gpus, max(hour_ratio, 1.0 / _MOST_SWING))
 
 
 def with_measured(profile: Points, view: ClusterView) -> Points:
