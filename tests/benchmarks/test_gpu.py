@@ -24,8 +24,8 @@ def test_totals_are_read_from_sampler_counter_and_instants_over_the_same_seconds
     driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0), file=state)
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
     monkeypatch.setenv(fake_nvml.STATE, str(state))
-    # A meter that is not named is opened where the driver is: any library under the name of the driver's will do.
-    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line)
+    # A meter that is not named is opened where the driver is: C's library under the name of the driver's will do.
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc." in line)
     (tmp_path / "libnvidia-ml.so.1").symlink_to(library)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path), prepend=os.pathsep)
     totals = gpu.measured_totals(lambda: time.sleep(0.02), 2.0, driver)
