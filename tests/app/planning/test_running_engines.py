@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from joulery.app.planning import running_engines
 from joulery.app.planning.running_engines import check_planned_llms, is_language_plan
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError
@@ -38,7 +37,7 @@ async def checked(folder, monkeypatch, says, *engines):
     async def answer(upstream):
         return says[upstream.url.split("//")[1].split(":")[0]]
 
-    monkeypatch.setattr(running_engines, "served_model", answer)
+    monkeypatch.setattr("joulery.adapters.engines.remote.served_model.served_model", answer)
     site, plan = files(folder, *engines)
     facts, warnings = [], []
     await check_planned_llms(site, plan, lambda name, text: facts.append(text), warnings.append)

@@ -126,6 +126,12 @@ class JobWidths:
             return gpus - 1
         return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
 
+    def within(self, gpus: int, room: int, least: int) -> int:
+        """The largest number of GPUs that a job of so many may shrink to, of at most ``room``."""
+        while gpus > room:
+            gpus = self.narrower(gpus)
+        return max(gpus, least)
+
     def wanted(self, kind: int, most: int, least: int, executed_s: float) -> int:
         """The number of GPUs for a settled job; a dirty hour does not keep a long job narrow."""
         if self.prices is not None and self.prices.hour_ratio < 1 and executed_s >= _KEPT_NARROW_S:

@@ -22,8 +22,7 @@ class RaySettings:
         drain_s: How long ``close`` waits for running requests.
         launch_s: How long a change may take.
         nodes: Address of each node that replicas are placed on, by its name; empty where Ray places them.
-        direct: Whether replicas listen for requests on connections of their own; None where the cluster is started
-            here, and they listen on loopback.
+        direct: Whether replicas listen for requests on connections of their own.
     """
 
     place: RayPlace = field(default_factory=RayPlace)
@@ -33,11 +32,11 @@ class RaySettings:
     drain_s: float = 10.0
     launch_s: float = 180.0
     nodes: Mapping[str, str] = field(default_factory=dict)
-    direct: bool | None = None
+    direct: bool = False
 
     @property
     def listens(self) -> str:
         """Where replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
-        if self.direct is False or (self.direct is None and not self.place.local):
+        if not self.direct:
             return ""
         return LOOPBACK if self.place.local else NODE_ADDRESS
