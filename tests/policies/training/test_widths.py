@@ -123,14 +123,14 @@ def test_a_price_that_is_none_is_refused(price: float) -> None:
         Green(price_ratio=price)
 
 
-@pytest.mark.parametrize(("gpus", "expected"), [(64, 6), (4, 2), (2, 2), (1, 1)])
-def test_no_job_wants_more_gpus_than_there_are(gpus: int, expected: int) -> None:
+@pytest.mark.parametrize("gpus", [64, 6, 4, 2, 1])
+def test_no_job_wants_more_gpus_than_there_are(gpus: int) -> None:
     """It would wait for ever: a new one of a known kind, and one that had more before GPUs went away."""
     policy = Green(price_ratio=0.2, cap=8)
     power_w = {n: 300.0 * n for n in VALLEY}
     known = policy.recall({"jobs": {}, "profile": {"0": VALLEY}, "power_w": {"0": power_w}})
     seen = view(0.0, [0], [np.nan], gpus=gpus)
-    assert policy.step(known, seen).decisions[0].value.run == {0: expected}
+    assert policy.step(known, seen).decisions[0].value.run == {0: min(gpus, 6)}
     before = policy.recall(
         {"jobs": {"0": [False, 6, 0.9, 0, False]}, "profile": {"0": VALLEY}, "power_w": {"0": power_w}}
     )

@@ -287,8 +287,7 @@ class Green:
         return JobWidths(profile, power_w, gamma, self._cap(view), self.node_gpus, self.fixed_gpus, now, set(trying))
 
     def _cap(self, view: ClusterView) -> int:
-        """Most GPUs a job; never more than there are, or it would wait for ever."""
-        return min(max(2, view.gpus // 16) if self.cap is None else self.cap, max(view.gpus, 1))
+        return max(2, view.gpus // 16) if self.cap is None else self.cap
 
     def _gamma(self, state: GreenState, view: ClusterView) -> float:
         """Load-dependent: the fuller the cluster, the more a GPU must pay."""
@@ -318,7 +317,7 @@ class Green:
                     known = TrackedJob(known.upper, known.gpus, degradation, known.skipped, known.reserved)
                 if known.upper and running == known.gpus:
                     known = widths.grown(known, kind, most, remaining_s, view.restart_s, least)
-            if known.gpus > view.gpus >= least:  # GPUs went away, or went to a higher class
+            if known.gpus > view.gpus >= least:  # it would wait for ever, or until GPUs are back
                 known = replace(known, gpus=widths.within(known.gpus, view.gpus, least))
             jobs[job] = known
         return jobs
