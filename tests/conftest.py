@@ -77,7 +77,12 @@ def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A skip that is not allowed fails the run."""
-    if not hasattr(session.config, "workerinput") and exitstatus == 0 and skips(session.config)[1]:
+    if hasattr(session.config, "workerinput"):
+        return
+    others = skips(session.config)[1]
+    if IN_CI and session.config.cache is not None:
+        session.config.cache.set("skips/not_allowed", others)
+    if exitstatus == 0 and others:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

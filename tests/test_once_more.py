@@ -37,12 +37,21 @@ def test_each_must_pass_alone_and_coverage_keep_its_floor(monkeypatch, tmp_path,
         return fails not in command if fails else True
 
     monkeypatch.setattr(once_more, "LAST_FAILED", kept)
+    monkeypatch.setattr(once_more, "NOT_ALLOWED", tmp_path / "none")
     monkeypatch.setattr(once_more, "passes", passes)
-    assert once_more.main() == code
+    assert once_more.main("90") == code
     assert ran[0][0] == "coverage" and (code or [command[-1] for command in ran[1:]] == [CONTRACT, E2E])
     assert capsys.readouterr().out.count("UNSTEADY") == (0 if code else 2)
 
 
 def test_a_run_that_failed_without_a_failed_test_is_final(monkeypatch, tmp_path):
     monkeypatch.setattr(once_more, "LAST_FAILED", tmp_path / "none")
-    assert once_more.main() == 1
+    assert once_more.main("90") == 1
+
+
+def test_a_skip_that_is_not_allowed_is_final_whatever_failed_beside_it(monkeypatch, tmp_path, capsys):
+    for name, place in (("LAST_FAILED", [E2E]), ("NOT_ALLOWED", [f"{UNIT}: no such program"])):
+        (tmp_path / name).write_text(json.dumps(place))
+        monkeypatch.setattr(once_more, name, tmp_path / name)
+    monkeypatch.setattr(once_more, "passes", lambda *_: True)
+    assert once_more.main("90") == 1 and "no such program" in capsys.readouterr().out
