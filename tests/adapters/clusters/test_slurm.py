@@ -239,14 +239,14 @@ def test_an_opt_in_writes_the_reason_behind_the_owners_words_and_takes_it_back(r
         cluster.apply(Hold(number))
     for at in (1, 2):
         cluster.snapshot()
-        assert cluster.explain({number: f"rank {at} [of 3]" for number in (1, 2, 3)}) == ""
+        assert cluster.explain(dict.fromkeys((1, 2, 3), f"rank {at} [of 3]")) == ""
         mark = "" if rights == "admin" else "joulery:held "
         shown = [slurm.jobs[number]["comment"] for number in mine]
         assert shown == [f"{own} {mark}[joulery: rank {at} (of 3)]".lstrip() for own in mine.values()]
     count = len(slurm.commands)
     jobs = cluster.snapshot().jobs
     assert [(job.held_by_us, job.max_slots) for job in jobs] == [(True, 4), (True, 1), (True, 1)]
-    cluster.explain({number: "rank 2 [of 3]" for number in mine})
+    cluster.explain(dict.fromkeys(mine, "rank 2 [of 3]"))
     assert not any("update" in words for words in slurm.commands[count:]), "what is there is not written again"
     cluster.apply(Start(1, 1))
     assert release_all(cluster) == [2, 3]
