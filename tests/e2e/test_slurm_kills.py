@@ -1,4 +1,4 @@
-"""A scheduler that is killed again and again loses, doubles and holds no job, and leaves owners' comments as they were."""
+"""A scheduler that is killed again and again loses, doubles and holds no job, and changes no owner's comment."""
 
 from __future__ import annotations
 
