@@ -17,7 +17,7 @@ from joulery.adapters.clusters.slurm_commands import Done, command_runner
 from joulery.adapters.clusters.slurm_comments import has_reason, owner_words, with_reason
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Split, Start, Stop
-from joulery.domain.errors import ActuationError, CapabilityError, DataError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.runtime.schedule.scheduler import release_all
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
@@ -40,6 +40,13 @@ def test_gpus_of_the_nodes_that_are_up_and_a_note_on_the_others() -> None:
     assert seen.slots == 8
     assert seen.notes[:3] == ("node g2 is idle*", "node g3 is down", "node g5 is draining")
     assert seen.notes[3:] == ("node g8 is idle^", "node g9 is reserved", "node ga is mixed$", "node gb is idle@")
+
+
+def test_partitions_without_gpus_are_named_and_a_slurm_conf_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    notes = backend(FakeSlurm(nodes=[]), partitions=("nope", "gpu")).snapshot().notes
+    assert notes == ("Slurm has no node with GPUs in nope, gpu: sinfo -N -O nodelist,partition,gres",)
+    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is no file"):
+        command_runner(1.0, tmp_path / "slurm.conf")
 
 
 def test_a_job_is_spread_as_before_while_every_node_is_down() -> None:

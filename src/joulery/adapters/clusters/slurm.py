@@ -368,7 +368,9 @@ class SlurmBackend:
             nodes = tuple(replace(node, free_memory_bytes=float("inf")) for node in nodes)
         self._gpus_per_node = max((node.gpus for node in nodes if node.up), default=self._gpus_per_node)
         down = sorted((node.name, node.state) for node in nodes if not node.up)
-        return nodes, tuple(f"node {name} is {state}" for name, state in down)
+        where = f" in {', '.join(self._scope.partitions)}" if self._scope.partitions else ""
+        none = () if nodes else (f"Slurm has no node with GPUs{where}: sinfo -N -O nodelist,partition,gres",)
+        return nodes, (*none, *(f"node {name} is {state}" for name, state in down))
 
     def _progress(self, record: SlurmRecord) -> float:
         return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
