@@ -23,8 +23,8 @@ LEAST_JOBS = 3
 """Fewest ended jobs at one number and type of GPUs that a ratio rests on."""
 _WIDEST = math.log(1.25)
 """A ratio that is not known to this factor counts as unknown."""
-_T95 = (6.3138, 2.9200, 2.3534, 2.1318)
-"""Student's t at 95 % for 1 to 4 degrees of freedom (printed tables)."""
+_T95 = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8946)
+"""Student's t at 95 % for 1 to 7 degrees of freedom (printed tables)."""
 _Z95 = 1.6448536
 
 Basis = Literal["measured", "learned"]
