@@ -21,7 +21,7 @@ from joulery.adapters.engines.shared.server import EngineServer, GatewayStatus, 
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, QueuedRequest, ReplicaSpec, ReplicaView, RequestError
-from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.ledger import LedgerBatch, RecordMarks, advance
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
@@ -40,6 +40,8 @@ class Welcome:
         stored: Run folder of the controller before, and the number of the first entry in its file of requests.
         since_s: When that controller left, Unix seconds.
         gateways: The gateways.
+        instance: Identifies the engine server.
+        marks: Which records a controller has taken.
     """
 
     pid: int
@@ -50,6 +52,8 @@ class Welcome:
     stored: tuple[str, int]
     since_s: float
     gateways: tuple[GatewayStatus, ...]
+    instance: str
+    marks: RecordMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,8 @@ class ControlServer:
             self._stored,
             self._left_s,
             tuple(self.server.statuses()),
+            self.server.instance,
+            self.server.state.marks or {},
         )
 
     def do_begin(self, site: str, stored: str, first: int) -> None:
@@ -234,9 +240,11 @@ class ControlServer:
             raise ActuationError(f"{method} is nothing to set")
         getattr(self._engine, method)(*arguments)
 
-    def do_publish(self, settings: dict[str, Any], charges: dict[str, Any]) -> None:
+    def do_publish(self, settings: dict[str, Any], charges: dict[str, Any], marks: RecordMarks) -> None:
         """What gateways are to know."""
-        self.server.state.settings, self.server.state.charges = settings, charges
+        state = self.server.state
+        state.settings, state.charges, state.marks = settings, charges, state.marks or {}
+        advance(state.marks, marks)
         self.server.tell()
 
     def do_drop(self, before: int) -> None:

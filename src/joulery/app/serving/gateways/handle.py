@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from joulery.adapters.engines.shared.control import Welcome
@@ -37,7 +38,8 @@ from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
 from joulery.runtime.served.finish import write_requests
-from joulery.runtime.serving.requests import RequestRecorder
+from joulery.runtime.serving.history import REQUESTS
+from joulery.runtime.serving.requests import ROW, RequestRecorder
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
@@ -137,7 +139,7 @@ class GatewayGroup:
         plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
-        made.next, made.on_batch, made.prepare = self._found.first, self._take, self._prepare
+        made.next, made.on_batch, made.prepare = first_unstored(self._found), self._take, self._prepare
         return made
 
     async def open_to(self, session: ServingSession) -> None:
@@ -258,17 +260,19 @@ class GatewayGroup:
             await controlled.take_over(self._link, self._found)
 
     async def _begin(self, controlled: ControlledEngine) -> None:
-        self._unmetered.flush()
-        controlled.stored()
+        recorded = 0 if self._session is None else self._session.history.requests.count
+        if not recorded:  # rows of the session are on disk with the next tick, and reported as stored then
+            self._unmetered.flush()
+            controlled.stored()
         self._publish()
-        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next)
+        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next - recorded)
 
     async def _revive(self) -> None:
         """Start another engine server, and have it run what the former one ran."""
         controlled = self._controlled
         self._say("the engine server has ended, and with it the replicas: another one is started")
-        for one in self.seen:
-            self._former[one.name, "received"] += one.received
+        for one in self.seen:  # what had not ended, or was not seen to, its gateway reports to the next one
+            self._former[one.name, "received"] += one.ended
             self._former[one.name, "ended"] += one.ended
         self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
         self._folded.clear()
@@ -298,7 +302,7 @@ class GatewayGroup:
         if self.site.language_models:
             settings["language_models"] = self.text is not None and self.text.ready
         charges = None if self._session is None else self._session.charges(unix_s()).as_dict()
-        self._link.post("publish", settings, charges)
+        self._link.post("publish", settings, charges, {} if self._controlled is None else self._controlled.marks)
 
     def _ticked(self, tick: Tick) -> None:
         """A period is on disk: the engine server need not keep its requests."""
@@ -317,7 +321,8 @@ class GatewayGroup:
         self._outcomes += folded - self._folded
         self._folded = folded
         offset_s = unix_s() - time.monotonic()
-        for _, record in batch.entries:
+        for entry in batch.entries:
+            record = entry.record
             moved = record._replace(
                 arrival_s=record.arrival_s + offset_s,
                 start_s=record.start_s + offset_s,
@@ -363,6 +368,17 @@ class GatewayGroup:
 def _unknown_request() -> RequestRecord:
     nan = float("nan")
     return RequestRecord("", "", "", nan, nan, nan, Outcome.UNKNOWN, 0.0, 0.0, 0, None)
+
+
+def first_unstored(found: Welcome) -> int:
+    """Number of the first entry of the ledger that is in no run folder.
+
+    A controller that was killed may have written rows that it had not yet reported as stored.
+    """
+    folder, first = found.stored
+    rows = Path(folder) / REQUESTS
+    written = rows.stat().st_size // ROW.itemsize if folder and rows.exists() else 0
+    return max(found.first, first + written)
 
 
 def workers_log(site: Site, writer: RunWriter) -> int:
