@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from joulery.adapters.engines.shared.control import Welcome
-from joulery.app.serving.gateways.handle import check_gateways, first_unstored
+from joulery.app.serving.gateways.handle import first_unstored
 from joulery.app.serving.gateways.processes import LocalGateways, state_folder
 from joulery.config import load
 from joulery.config.serving import ServingConfig
@@ -48,13 +48,6 @@ def test_grpc_has_one_port_for_all_gateways(grpc: str, gateways: dict[str, objec
     with pytest.raises(ValidationError, match=message):
         ServingConfig.model_validate({"grpc": grpc, "gateways": gateways})
     assert ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}}).grpc == "127.0.0.1:1"
-
-
-def test_gpus_of_this_machine_are_one_gateways(tmp_path: Path) -> None:
-    text = {"fleet: {cpu: {cores: 2}}": "fleet: {devices: [{gpu: 0}]}", "drain: 2 s}": "drain: 2 s, gateways: {}}"}
-    with pytest.raises(ConfigError, match="one gateway alone") as caught:
-        check_gateways(load(toy_site(tmp_path, changed=text)))
-    assert caught.value.hint
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:

@@ -98,12 +98,15 @@ class Site:
         self.engine = FakeEngine()
         self.server = EngineServer(SharedLabels(), b"the token", ["s"])
         self.ended = asyncio.Event()
-        self.control = ControlServer(self.server, lambda _: self.engine, self.ended.set)
+        self.control = ControlServer(self.server, self._make, self.ended.set)
         self.gateways, self.controls = str(folder / "g"), str(folder / "c")
         self.entries: list[LedgerEntry] = []
         self.joining: list[asyncio.Task[None]] = []
         self.links: list[ControlLink] = []
         self.text: Any = None
+
+    async def _make(self, _: Any) -> FakeEngine:
+        return self.engine
 
     async def gateway(self, name: str, **options: Any) -> EngineClient:
         client = EngineClient(f"unix:{self.gateways}", GatewayName(name, __version__), **options)

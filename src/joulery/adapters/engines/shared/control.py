@@ -10,7 +10,7 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,9 @@ class ControlServer:
         ended: Called when a controller has closed the engine: the server is to end.
     """
 
-    def __init__(self, server: EngineServer, make: Callable[[Any], Engine], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, server: EngineServer, make: Callable[[Any], Awaitable[Engine]], ended: Callable[[], None]
+    ) -> None:
         self.server = server
         self._make, self._ended = make, ended
         self._site, self._plan = "", None
@@ -221,7 +223,7 @@ class ControlServer:
             former, self.server.engine = self.server.engine, None
             if former is not None:
                 await former.close()
-            self.server.engine, self._plan = self._make(plan), plan
+            self.server.engine, self._plan = await self._make(plan), plan
             return True
 
     async def do_apply(self, target: Sequence[ReplicaSpec]) -> Any:

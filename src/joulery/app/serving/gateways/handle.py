@@ -22,7 +22,7 @@ from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGat
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.config.serving import RayEngine
 from joulery.config.site import Site
-from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, JouleryError
+from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
 from joulery.domain.serving.ledger import LedgerBatch
@@ -118,6 +118,11 @@ class GatewayGroup:
         self._closing = False
 
     @property
+    def gpus_in_use(self) -> bool:
+        """Whether the engine server runs replicas of an earlier controller: on the site's GPUs, where it names some."""
+        return self._found.plan is not None
+
+    @property
     def seen(self) -> Sequence[Any]:
         """The gateways as they were last seen."""
         return self._found.gateways if self._controlled is None else self._controlled.gateways
@@ -132,11 +137,11 @@ class GatewayGroup:
         return {} if self._controlled is None else self._controlled.labels(service)
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
-        """The engine server's engine; it is made when replicas are first asked for."""
+        """The engine server's engine; it is made, and its GPUs are leased, when replicas are first asked for."""
         from joulery.app.serving.gateway_handle import has_upstreams
 
         upstreams, here = has_upstreams(site), cores_beside_upstreams(site)
-        plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here)
+        plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here, devices=site.fleet.devices)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
         made.next, made.on_batch, made.prepare = first_unstored(self._found), self._take, self._prepare
@@ -394,33 +399,18 @@ def workers_log(site: Site, writer: RunWriter) -> int:
         return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def check_gateways(site: Site) -> None:
-    """What several gateways do not do yet.
-
-    Raises:
-        ConfigError: The site asks for it.
-    """
-    join_tls = None if site.serving.gateways is None else site.serving.gateways.join_tls
-    if join_tls is not None:
-        TlsFiles(join_tls.certificate, join_tls.key).check()
-    if site.fleet.devices:
-        raise ConfigError(
-            "services on GPUs of this machine are answered by one gateway alone",
-            pointer="serving.gateways",
-            hint="leave out serving.gateways, or serve the models from Triton or Ray Serve and list them as upstreams",
-        )
-
-
 @asynccontextmanager
 async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pages: Any) -> AsyncIterator[GatewayGroup]:
     """The gateways on their ports, taken first; the engine server and gateways that run already are taken over.
 
     Raises:
-        JouleryError: A port is in use, another controller runs, or the site asks for what several gateways do not do.
+        JouleryError: A port or a file of the site is not available, or another controller runs.
     """
-    check_gateways(site)
     folder = state_folder(site)
     assert site.serving.gateways is not None
+    join_tls = site.serving.gateways.join_tls
+    if join_tls is not None:
+        TlsFiles(join_tls.certificate, join_tls.key).check()
     process = EngineServerProcess(folder, site.serving.gateways, names)
     held: list[GatewayGroup] = []
 
