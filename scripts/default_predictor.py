@@ -1,28 +1,41 @@
-"""Makes the length predictor that joulery ships: prompts of our own, answered by SmolLM2-135M-Instruct, nothing else.
+"""Makes the length predictor that joulery ships, from prompts of our own and nothing else.
 
-``python -m scripts.default_predictor scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
-the file lacks of twice COUNT prompts, then trains on the file and writes ``runtime/llm/default_predictor``.
+Two columns of lengths are learned from. *Measured*: answers of SmolLM2-135M-Instruct, in the file given. *Assumed*: how
+long a chat model of common size would answer, as the author of each prompt in ``predictor_estimates.tsv`` expects; no
+answer was written for these. ``python -m scripts.default_predictor scripts/default_predictor_answers.jsonl [COUNT]``
+asks the bundled model for what the file lacks of twice COUNT prompts and of those with an estimate, then trains and
+writes ``runtime/llm/default_predictor``.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from scripts.predictor_prompts import more_prompts
 
-from joulery.adapters.models import smollm2
+from joulery.adapters.models import minilm, smollm2
 from joulery.perf.lengths.kernel_ridge import AnswerLengths
+from joulery.perf.lengths.word_vectors import WordVectors
 from joulery.runtime.llm import predictor_files, predictor_training
 
 SEED, MOST_TOKENS, LANES = 7, 256, 8
+WORDS, WIDTH = 8_000, 32
+"""Words with a vector, the commonest of the encoder's vocabulary, and numbers of each."""
+ESTIMATES = Path(__file__).with_name("predictor_estimates.tsv")
+ESTIMATED = "a chat model of common size (assumed)"
 LICENCE = (
-    "joulery's own (Apache-2.0): the prompts were written for it, the lengths are those of answers of "
-    f"SmolLM2-135M-Instruct (Apache-2.0), cut at {MOST_TOKENS} tokens; no text is kept"
+    "joulery's own (Apache-2.0): the prompts were written for it; the lengths are those of answers of "
+    f"SmolLM2-135M-Instruct (Apache-2.0), cut at {MOST_TOKENS} tokens, and estimates by the prompts' author (assumed, "
+    "no answers); no text is kept. Word vectors: principal components of the word embeddings of all-MiniLM-L6-v2 "
+    "(Apache-2.0)"
 )
 THINGS = (
     *("tea", "volcanoes", "the moon", "bicycles", "honey bees", "chess", "rain", "glaciers", "bread", "trains", "owls"),
@@ -159,8 +172,30 @@ AFTER = (" Keep it brief.", " Be thorough.", " Use bullet points.", " In one sen
 
 
 def prompts(count: int) -> list[str]:
-    """Prompts of our own, all different, and as many again of the further forms."""
-    return [*_first_prompts(count), *(text for text, _ in more_prompts(count, SEED + 4))]
+    """Prompts of our own, all different: those of forms, as many again of the further forms, and those estimated."""
+    return [*_first_prompts(count), *(text for text, _ in more_prompts(count, SEED + 4)), *estimates()]
+
+
+def estimates() -> dict[str, float]:
+    """Prompts with the tokens that their author expects of an answer (assumed)."""
+    rows = (line.split("\t", 1) for line in ESTIMATES.read_text(encoding="utf-8").splitlines())
+    return {json.loads(f'"{prompt}"'): float(tokens) for tokens, prompt in rows}
+
+
+def word_vectors(texts: Iterable[str]) -> WordVectors:
+    """Vectors of the commonest words: principal components of an encoder's, weighted by how often texts have them."""
+    encoder = minilm.PromptEncoder(layers=1)
+    lines = encoder.words.read_text(encoding="utf-8").splitlines()
+    found = [row for row, word in enumerate(lines) if re.fullmatch("[a-z]{2,}|a|i", word)][:WORDS]
+    table = np.asarray(encoder.weights["embeddings.word_embeddings.weight"][found], np.float64)
+    table = table - table.mean(0)
+    often = Counter(word for text in texts for word in set(re.findall("[a-z]+", text.lower())))
+    weight = np.sqrt([often[lines[row]] + 0.1 for row in found])
+    axes = np.linalg.svd(table * weight[:, None], full_matrices=False)[2][:WIDTH]
+    vectors = table @ axes.T
+    whole = np.round(vectors * (127.0 / np.abs(vectors).max())).astype(np.int8)
+    name = f"words of {minilm.PACKAGE}, {len(found)} of {WIDTH} numbers, int8"
+    return WordVectors(name, [lines[row] for row in found], whole)
 
 
 def _first_prompts(count: int) -> list[str]:
