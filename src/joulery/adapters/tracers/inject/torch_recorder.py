@@ -123,12 +123,7 @@ class TorchRecorder(Cycles):
         ]
         self._hide_hooks(modules)
         self._compiled_calls = CompiledCalls(modules.Module, compiling, before, after)
-        self._hidden_steps = HiddenSteps(
-            importlib.import_module("torch.optim"),
-            compiling,
-            stepped,
-            lambda name: self._range(name) if self._recording else None,
-        )
+        self._hidden_steps = HiddenSteps(self._torch.optim, compiling, stepped, self._range_while_recording)
         self._know_optimizers(optimizers.Optimizer)
         self._compiled.install()
         self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
@@ -444,6 +439,9 @@ class TorchRecorder(Cycles):
     def _range(self, name: str) -> AbstractContextManager[Any]:
         opened: AbstractContextManager[Any] = self._torch.autograd.profiler.record_function(name)
         return opened
+
+    def _range_while_recording(self, name: str) -> AbstractContextManager[Any] | None:
+        return self._range(name) if self._recording else None
 
     def _version(self) -> str:
         return str(self._torch.__version__)
