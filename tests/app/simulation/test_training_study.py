@@ -10,6 +10,7 @@ from joulery.app.simulation.known_jobs import with_known
 from joulery.domain.errors import DataError
 from joulery.perf.power.training_power import NodePower
 from joulery.sim.training.plant import Jobs
+from tests.command import Done, joulery
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 KEYS = {
@@ -18,22 +19,21 @@ KEYS = {
 }  # fmt: skip
 
 
-def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "joulery", "simulate", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def simulate(*arguments: str | Path) -> Done:
+    return joulery("simulate", *arguments)
 
 
 @pytest.mark.parametrize("name", ["green-day.yaml", "green-year.yaml"])
 def test_the_examples_keep_the_contract(name: str) -> None:
-    done = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    ask = ("simulate", str(EXAMPLES / name), "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    done = joulery(*ask)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [row["policy"] for row in document["results"]] == ["green", "tiresias"]
     assert all(set(row) >= KEYS for row in document["results"])
     assert document["quality"] == "simulated" and document["regions"][0]["quality"] == "assumed"
-    again = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
-    assert again.stdout == done.stdout
+    again = subprocess.run([sys.executable, "-m", "joulery", *ask], capture_output=True, text=True)
+    assert again.stdout == done.stdout, "in another process, with another hash seed"
 
 
 def test_jobs_are_placed_where_a_scenario_says_how_large_its_nodes_are(tmp_path: Path) -> None:
