@@ -17,6 +17,7 @@ import numpy as np
 
 from joulery.accounting.past import HeldPower, PastUse, past_use, split_at, within
 from joulery.adapters.clusters.sacct import read_sacct
+from joulery.app.simulation.site_limits import SiteLimits, known_limits
 from joulery.app.simulation.site_power import KnownPower, known_power
 from joulery.app.simulation.site_speed import KnownSpeed, known_speed
 from joulery.app.wiring.carbon import source_from_flags
@@ -330,6 +331,7 @@ class WhatIf:
         folder: State folder of a scheduler with what agents measured; None for none.
         nodes: Groups of nodes as ``TYPE:NODESxGPUS,...`` (``a100:2x8,v100:4x4``), in place of ``gpus`` and
             ``node_gpus``; None where all nodes are alike.
+        meters: The agents' folder, with what power limits did to jobs; None for none.
     """
 
     policy: str
@@ -338,6 +340,7 @@ class WhatIf:
     node_gpus: int | None = None
     folder: Path | None = None
     nodes: str | None = None
+    meters: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +354,7 @@ class SiteSavings:
         groups: Groups of nodes with a GPU type each; none where all nodes are alike.
         speed: What was measured, learned and assumed of the jobs' speed.
         moved: How many jobs may run on several GPU types.
+        limits: Whose response to power limits was measured and assumed.
     """
 
     savings: Savings
@@ -359,6 +363,7 @@ class SiteSavings:
     groups: tuple[NodeGroup, ...] = ()
     speed: KnownSpeed | None = None
     moved: int = 0
+    limits: SiteLimits | None = None
 
 
 def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
@@ -378,13 +383,16 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
     carbon = Intensity(hourly_from(report.intensity, held.first_s))
     power, speed = known_power(held.jobs, wanted.folder), known_speed(held.jobs, wanted.folder)
+    limits = known_limits(held.jobs, wanted.meters)
     machines = _machines(wanted, held.jobs, power, speed)
+    if limits.measured:
+        machines = replace(machines, limits=limits.responses, limits_of=limits.response_of)
     saved = savings(
         held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
         wanted.samples, machines,
     )  # fmt: skip
     moved = sum(map(speed.movable, held.jobs)) if machines.type_speed is not None else 0
-    return SiteSavings(saved, power, machines.node.gpus, machines.groups, speed, moved)
+    return SiteSavings(saved, power, machines.node.gpus, machines.groups, speed, moved, limits)
 
 
 def _machines(wanted: WhatIf, jobs: Sequence[PastJob], power: KnownPower, speed: KnownSpeed) -> SiteMachines:

@@ -120,7 +120,7 @@ class JobBook:
 
 _MOST = 64
 """Points read of a kind; more is no file of joulery's."""
-Points = tuple[tuple[float, float, float], ...]
+LimitPoints = tuple[tuple[float, float, float], ...]
 """Limit as a share of full power, slowdown, share of power."""
 
 
@@ -134,15 +134,25 @@ class JobLimitBook:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, kind: str) -> Points:
+    def read(self, kind: str) -> LimitPoints:
         """The points of a kind; none where it has none, or where its file is damaged."""
+        return self._points(self._file(kind))[1]
+
+    def kinds(self) -> dict[str, LimitPoints]:
+        """The points of every kind; without those whose file is damaged."""
+        found = dict(self._points(file) for file in sorted(self._folder.glob("*.json")))
+        return {kind: points for kind, points in found.items() if points}
+
+    @staticmethod
+    def _points(file: Path) -> tuple[str, LimitPoints]:
         try:
-            rows = json.loads(self._file(kind).read_text())["points"]
+            document = json.loads(file.read_text())
+            kind, rows = str(document.get("kind", "")), document["points"]
             points = tuple((float(ratio), float(slowdown), float(power)) for ratio, slowdown, power in rows[:_MOST])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return "", ()
         sound = all(0 < ratio < 1 and 0 < s < math.inf and 0 < power < math.inf for ratio, s, power in points)
-        return points if sound else ()
+        return kind, points if sound else ()
 
     def write(self, kind: str, points: Sequence[tuple[float, float, float]]) -> bool:
         """Replace the points of a kind; False where the disk refuses."""

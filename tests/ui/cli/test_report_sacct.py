@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from joulery.app.past_jobs import BY as PAST_BY
+from joulery.policies.clocks.power_limit import LIMIT_RATIOS
+from joulery.store.jobs import JobLimitBook
 from joulery.ui.cli import main
 from joulery.ui.cli.report_sacct import BY
 
@@ -297,6 +299,25 @@ def test_progress_that_jobs_reported_goes_before_what_equal_names_suggest(
     assert found["gpu_types"] == {} and found["jobs_on_any_type"] == 0
     ups = {line.split(",")[5] for line in (tmp_path / "t.csv").read_text().splitlines()[1:]}
     assert len(ups) == 2 and "1:1 2:1.2" in ups
+
+
+def test_limits_that_agents_measured_replace_assumed_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--from-sacct", str(learnable(tmp_path / "jobs.txt")), "--sacct-timezone", "UTC", "--carbon", "200 g/kWh")
+    more = (*flags, "--what-if", "lean", "--samples", "2", "--json")
+    book, saved = JobLimitBook(tmp_path / "meters/limits"), []
+    for power_ratio in (0.99, 0.3):  # a limit that saves next to nothing, and one that saves most
+        for kind in ("bert", "vit", "gpt"):
+            for model in ("Tesla V100", "NVIDIA A100"):
+                points = [(ratio, 1.0, power_ratio) for ratio in LIMIT_RATIOS]
+                assert book.write(f"ada/{kind} on 2 × {model} at 300 W", points)
+        code, out, err = run(capsys, *more, "--meters", str(tmp_path / "meters"))
+        assert code == 0, err
+        found = json.loads(out)["what_if"]
+        assert found["limits_of_jobs"] == {"measured": 72, "assumed": 0}
+        saved.append(found["job_carbon_change_ratio"]["mean"])
+    assert saved[1] < saved[0] - 0.2
+    code, _, err = run(capsys, *more, "--meters", str(tmp_path / "nowhere"))
+    assert code == 2 and "--meters" in err and "is no folder" in err
 
 
 def test_jobs_of_one_name_that_differ_teach_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ class JobClass:
         time_ratio: Time a step takes against that at full power; above 1 under a power limit.
         measured_as: The measured class whose response to power limits and to wider batches it has; itself when empty.
         board_w: Power limit of the boards it runs on, W.
+        limits: What power limits did to jobs of it: the limit as a share of the board's, step time and GPU power
+            against full power. Each goes before that of the measured class.
     """
 
     name: str
@@ -40,6 +42,7 @@ class JobClass:
     time_ratio: float = 1.0
     measured_as: str = ""
     board_w: float = RTX3090_W
+    limits: tuple[tuple[float, float, float], ...] = ()
 
     @property
     def measured_name(self) -> str:
@@ -252,10 +255,17 @@ def limited(classes: tuple[JobClass, ...], limit_ratio: float | Mapping[str, flo
     return tuple(_limited(job, ratios.get(job.name, 1.0)) for job in classes)
 
 
+def limit_responses(job: JobClass) -> dict[float, tuple[float, float]]:
+    """Step time and GPU power of a class under each power limit that is known of it, against full power."""
+    name = job.measured_name
+    known = {ratio: by_name[name] for ratio, by_name in POWER_LIMITS.items() if name in by_name}
+    return known | {ratio: (time_ratio, power_ratio) for ratio, time_ratio, power_ratio in job.limits}
+
+
 def _limited(job: JobClass, ratio: float) -> JobClass:
     if ratio == 1.0:
         return job
-    measured = POWER_LIMITS.get(ratio, {}).get(job.measured_name)
+    measured = limit_responses(job).get(ratio)
     if measured is None:
         known = ", ".join(f"{limit:g}" for limit in POWER_LIMITS)
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from joulery.perf.power.training_power import POWER_LIMITS, RTX3090_W, JobClass
+from joulery.perf.power.training_power import RTX3090_W, JobClass, limit_responses
 from joulery.policies.clocks.power_limit import LimitedJobView, LimitPoint, PowerLimitState, PowerLimitTuner
 
 Response = Callable[[float], tuple[float, float]]
@@ -97,12 +97,14 @@ def learned_limits(
 
     The time of the first search counts as full power throughout, although the job runs under some limit for most of it.
     """
-    return {job.name: _learned_limit(job.measured_name, job.gpu_w, tuner, board_w) for job in classes}
+    return {job.name: _learned_limit(tuple(limit_responses(job).items()), job.gpu_w, tuner, board_w) for job in classes}
 
 
 @lru_cache(maxsize=4096)
-def _learned_limit(measured_name: str, gpu_w: float, tuner: PowerLimitTuner, board_w: float) -> LearnedLimit:
-    response = _response(measured_name)
+def _learned_limit(
+    responses: tuple[tuple[float, tuple[float, float]], ...], gpu_w: float, tuner: PowerLimitTuner, board_w: float
+) -> LearnedLimit:
+    response = _response(dict(responses))
     run = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w)
     again = run_limited_job(tuner, response, tuner.review_s, full_w=gpu_w, board_w=board_w, known=run.state.points)
     ratio = tuner.best(run.state.points, run.state.full_w, board_w).ratio
@@ -111,8 +113,8 @@ def _learned_limit(measured_name: str, gpu_w: float, tuner: PowerLimitTuner, boa
     return LearnedLimit(ratio, run.settled_s, min(run.settled_s, again_s))
 
 
-def _response(measured_name: str) -> Response:
+def _response(known: Mapping[float, tuple[float, float]]) -> Response:
     def response(ratio: float) -> tuple[float, float]:
-        return POWER_LIMITS[ratio][measured_name] if ratio < 1 else (1.0, 1.0)
+        return known[ratio] if ratio < 1 else (1.0, 1.0)
 
     return response

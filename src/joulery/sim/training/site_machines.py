@@ -36,6 +36,8 @@ class SiteMachines:
         reach: The groups that each job may run on, as bits, int64[n]; None without groups.
         speedups: Speed-ups by number of GPUs over the smallest one, one for each kind of which any is known.
         speedup_of: The speed-up of each job, int64[n], -1 where none is known; None where none of any is.
+        limits: What power limits do to the jobs of each kind of which that is known: limit, step time and power.
+        limits_of: That of each job, int64[n], -1 where it is not known; None where it is of none.
         type_speed, type_watts: Speed and power of the GPUs that each job ran on over those of the type of reference,
             float64[n]; None where all count as alike.
     """
@@ -47,6 +49,8 @@ class SiteMachines:
     reach: IntArray | None = None
     speedups: tuple[Mapping[int, float], ...] = ()
     speedup_of: IntArray | None = None
+    limits: tuple[tuple[tuple[float, float, float], ...], ...] = ()
+    limits_of: IntArray | None = None
     type_speed: FloatArray | None = None
     type_watts: FloatArray | None = None
 
@@ -69,7 +73,7 @@ def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: i
         widest: Most GPUs of any job.
     """
     usual = widened(RTX3090_CLASSES, widest)
-    if machines.job_w is None and machines.speedup_of is None:
+    if machines.job_w is None and machines.speedup_of is None and machines.limits_of is None:
         return usual, kind
     unknown = np.full(len(kind), -1, np.int64)
     speedup_of = (unknown if machines.speedup_of is None else machines.speedup_of).tolist()
@@ -84,20 +88,31 @@ def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: i
     if machines.type_watts is not None:
         single_w = single_w / machines.type_watts
     rows, found = kind.copy(), list(usual)
-    index: dict[tuple[int, int, float | None], int] = {}
-    for at in np.flatnonzero(~np.isnan(single_w) | (np.array(speedup_of) >= 0)).tolist():
-        base, known = usual[pairs[at][0]], pairs[at][1]
+    limits_of = unknown if machines.limits_of is None else machines.limits_of
+    index: dict[tuple[int, int, float | None, int], int] = {}
+    for at in np.flatnonzero(~np.isnan(single_w) | (np.array(speedup_of) >= 0) | (limits_of >= 0)).tolist():
+        base, known, limits = usual[pairs[at][0]], pairs[at][1], int(limits_of[at])
         gpu_w = None if np.isnan(single_w[at]) else float(single_w[at])
-        key = *pairs[at], gpu_w
+        key = *pairs[at], gpu_w, limits
         if key not in index:
             index[key] = len(found)
-            at_w, scaling = "" if gpu_w is None else f" at {gpu_w:g} W", "" if known < 0 else f", scaling {known}"
-            name = f"{base.name}{at_w}{scaling}"
-            own_w = base.gpu_w if gpu_w is None else gpu_w
-            own = replace(base, name=name, gpu_w=own_w, busy_ratio=busy[pairs[at]], measured_as=base.name)
+            own = replace(
+                base,
+                name=_name(base, gpu_w, known, limits),
+                gpu_w=base.gpu_w if gpu_w is None else gpu_w,
+                busy_ratio=busy[pairs[at]],
+                measured_as=base.name,
+                limits=() if limits < 0 else machines.limits[limits],
+            )
             found.append(own)
         rows[at] = index[key]
     return tuple(found), rows
+
+
+def _name(base: JobClass, gpu_w: float | None, known: int, limits: int) -> str:
+    """A class's own name: what is known of its jobs."""
+    at_w, scaling = "" if gpu_w is None else f" at {gpu_w:g} W", "" if known < 0 else f", scaling {known}"
+    return f"{base.name}{at_w}{scaling}" + ("" if limits < 0 else f", limits {limits}")
 
 
 def scaled(busy_ratio: FloatArray, speedup: Mapping[int, float]) -> FloatArray:

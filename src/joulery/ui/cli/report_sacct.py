@@ -65,6 +65,9 @@ class ReportOrSacct(click.Command):
     metavar="FOLDER",
     help="A scheduler's state: power and progress as measured.",
 )
+@click.option(
+    "--meters", type=click.Path(path_type=Path), metavar="FOLDER", help="The agents' folder: power limits as measured."
+)
 @option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags
 @format_option(*FORMATS, help="Output format (text); markdown suits a mail.")
@@ -87,6 +90,7 @@ def sacct_command(
     node_gpus: int | None,
     nodes: str | None,
     jobs: Path | None,
+    meters: Path | None,
     samples: int,
     form: str | None,
     as_json: bool,
@@ -105,7 +109,7 @@ def sacct_command(
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by account,owner --month 2026-11 --format markdown
     """
-    from joulery.app.past_jobs import PastJobsRequest, WhatIf, report_past, write_trace
+    from joulery.app.past_jobs import PastJobsRequest, WhatIf, report_past
     from joulery.config.parsing.quantity import TIME, flag_quantity
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
@@ -126,11 +130,17 @@ def sacct_command(
     )
     report = report_past(wanted)
     if trace is not None:
-        kept = write_trace(report.jobs, trace, jobs)
-        example = f"joulery simulate examples/green-year.yaml --trace {trace}"
-        click.echo(f"{kept} jobs written to {trace}: {example}", err=True)
-    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes))
+        _write_trace(report, trace, jobs)
+    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes, meters))
     put_out(_written(report, saved, form, wanted), out)
+
+
+def _write_trace(report: PastReport, trace: Path, jobs: Path | None) -> None:
+    from joulery.app.past_jobs import write_trace
+
+    kept = write_trace(report.jobs, trace, jobs)
+    example = f"joulery simulate examples/green-year.yaml --trace {trace}"
+    click.echo(f"{kept} jobs written to {trace}: {example}", err=True)
 
 
 def _watts(text: str | None, flag: str) -> float | None:

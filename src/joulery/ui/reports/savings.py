@@ -60,6 +60,8 @@ class SavingsReport:
             power = self.site.power
             basis = _basis(power.measured, power.learned, power.assumed)
             lines.append(f"Power of jobs: {basis}; their scaling: {self._scaling()}; {self._nodes()}.")
+            if (limits := self.site.limits) is not None and limits.measured:
+                lines.append(f"What power limits do to them: {limits.measured} measured, {limits.assumed} assumed.")
             lines += self._learned()
             if saved.energy_by_type:
                 types = ", ".join(f"{name} {_percent(change).strip()}" for name, change in saved.energy_by_type.items())
@@ -136,9 +138,15 @@ class SavingsReport:
             "scaling_of_jobs": {**jobs, "kinds": speed.kinds},
             "gpu_types": {name: _jsonable(asdict(ratio)) for name, ratio in speed.types.items()},
             "gpu_types_power": {name: _jsonable(asdict(ratio)) for name, ratio in speed.type_watts.items()},
+            "limits_of_jobs": self._limits(),
             "jobs_on_any_type": 0 if self.site is None else self.site.moved,
             "backtest": {"run_time": asdict(speed.run_times), "power": asdict(speed.powers)},
         }
+
+    def _limits(self) -> dict[str, int] | None:
+        """Whose response to power limits was measured, JSON-ready."""
+        limits = None if self.site is None else self.site.limits
+        return None if limits is None else {"measured": limits.measured, "assumed": limits.assumed}
 
     def _losses(self) -> list[str]:
         """The figures that the scheduler makes worse."""

@@ -1,0 +1,75 @@
+"""What power limits do to a site's own jobs, as agents measured it while they learned the limits of running jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from joulery.domain.arrays import IntArray
+from joulery.domain.cluster import PastJob
+from joulery.domain.errors import ConfigError
+from joulery.store.jobs import JobLimitBook, LimitPoints
+
+_KIND = re.compile(r"(.*) on (\d{1,6}) × (.*) at [\d.]+ W(?: on each of (\d{1,6}) nodes)?")
+"""How an agent names a kind whose work it measured by reported progress; others end ``by busy cycles`` (assumed)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteLimits:
+    """What is known of what power limits do to past jobs.
+
+    Attributes:
+        responses: Limit, step time and power against full power, of each kind of which any is known.
+        response_of: Those of each job, int64[n]; -1 where none are known.
+        measured, assumed: Jobs of a kind whose limits were measured by the progress that it reported, and the rest.
+    """
+
+    responses: tuple[LimitPoints, ...] = ()
+    response_of: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    measured: int = 0
+    assumed: int = 0
+
+
+def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
+    """What agents measured of the limits of jobs of the same owner and name on GPUs of the same type.
+
+    Where nothing is known of a job's number of GPUs, the nearest number counts.
+
+    Args:
+        jobs: Jobs that held GPUs.
+        meters: The agents' folder (``jobs.slurm.meters``), of which ``limits`` is used; None for none.
+
+    Raises:
+        ConfigError: It is no folder.
+    """
+    if meters is not None and not meters.is_dir():
+        raise ConfigError("is no folder", pointer="--meters", got=str(meters), expected="the one of jobs.slurm.meters")
+    found: dict[str, list[tuple[int, str, LimitPoints]]] = {}
+    for kind, points in ({} if meters is None else JobLimitBook(meters / "limits").kinds()).items():
+        if (match := _KIND.fullmatch(kind)) and points:
+            gpus = int(match[2]) * int(match[4] or 1)
+            found.setdefault(match[1], []).append((gpus, match[3].lower(), points))
+    several = len({model for kinds in found.values() for _, model, _ in kinds}) > 1
+    index: dict[LimitPoints, int] = {}
+    rows = np.full(len(jobs), -1, np.int64)
+    for at, job in enumerate(jobs):
+        points = _nearest(found, job, several=several)
+        if points:
+            rows[at] = index.setdefault(points, len(index))
+    measured = int(np.sum(rows >= 0))
+    return SiteLimits(tuple(index), rows, measured, len(jobs) - measured)
+
+
+def _nearest(found: Mapping[str, list[tuple[int, str, LimitPoints]]], job: PastJob, *, several: bool) -> LimitPoints:
+    """The points of a job's kind; of several GPU models those that its type names."""
+    named = job.gpu_type.lower()
+    fitting = [
+        (abs(gpus - job.gpus), gpus, points)
+        for gpus, model, points in found.get(f"{job.owner}/{job.name}", ())
+        if not several or (named and named in re.sub(r"[\s-]", "", model)) or (named and named in model)
+    ]
+    return min(fitting)[2] if fitting else ()
