@@ -22,6 +22,7 @@ from typing import NamedTuple
 import httpx
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from benchmarks import Result
 from joulery.policies.ordering import Aging, SpeculativeQueue
@@ -37,12 +38,15 @@ serving: {{listen: "127.0.0.1:0"}}
 """
 BUNDLED = "{kind: llama.cpp, threads: 1}"
 REQUESTS, LOAD, CV, SEED = 120, 0.9, 3.0, 11
+_READ_TOTAL = "llamacpp:prompt_tokens_total "
 ALONE_S = 105.0
 """Requests that are answered one by one within this are the load: all orders together then take ten minutes."""
+_KNOWN = "lengths known (asked before)"
 _ORDERS = {
     "first come first served": "fcfs",
     "shortest predicted first": "ssjf",
-    "revised while answers are written": "rerank",
+    "short answers first by a bounded time (boost)": "boost",
+    "revised while answers are written (rerank)": "rerank",
 }
 THINGS = (
     *("violins", "tides", "onions", "castles", "comets", "umbrellas", "turtles", "marathons", "ink", "canals"),
@@ -100,6 +104,22 @@ class Asked(NamedTuple):
     max_tokens: int
 
 
+class Served(NamedTuple):
+    """A gateway in a process of its own."""
+
+    url: str
+    process: psutil.Process
+
+    def tokens_read(self) -> float:
+        """Tokens of prompts, and of answers that were resumed, which its llama.cpp has read, cached ones left out."""
+        for each in self.process.children(recursive=True):
+            if "joulery.adapters.engines.remote.llama_worker" in each.cmdline():
+                ports = [found.laddr.port for found in each.net_connections("tcp") if found.status == "LISTEN"]
+                said = httpx.get(f"http://127.0.0.1:{ports[0]}/metrics", trust_env=False).text
+                return float(next(line.split()[1] for line in said.splitlines() if line.startswith(_READ_TOTAL)))
+        return float("nan")
+
+
 class Ended(NamedTuple):
     """A request that was answered: when it came and ended, s from the beginning; tokens; joules."""
 
@@ -124,19 +144,21 @@ def requests(count: int = REQUESTS, max_tokens: int | None = None, seed: int = S
 def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALONE_S) -> Result:
     """The same bursts to each order; the gain is of the default predictor over first come first served."""
     found: dict[str, list[Ended]] = {}
-    with serving(BUNDLED, "ssjf", cache=10_000) as url:
-        took_s = _alone(url, load, alone_s)
+    read: dict[str, float] = {}
+    with serving(BUNDLED, "ssjf", cache=10_000) as served:
+        took_s = _alone(served.url, load, alone_s)
         load = load[: len(took_s)]
         arrival_s = bursts(took_s)
-        found["lengths known (asked before)"] = asyncio.run(_play(url, load, arrival_s))
+        found[_KNOWN] = asyncio.run(_play(served.url, load, arrival_s))
     for name, order in _ORDERS.items():
-        with serving(BUNDLED, order) as url:
-            found[name] = asyncio.run(_play(url, load, arrival_s))
-    known, first, ours, _ = found.values()
+        with serving(BUNDLED, order) as served:
+            found[name] = asyncio.run(_play(served.url, load, arrival_s))
+            read[name] = served.tokens_read()
+    known, first, ours, *_ = found.values()
     change = _mean_s(ours) / _mean_s(first) - 1
     rps = {name: len(each) / max(one.end_s for one in each) for name, each in found.items()}
     faster = max(rps.values()) / min(rps.values()) - 1
-    names = (*_ORDERS, "lengths known (asked before)")
+    names = (*_ORDERS, _KNOWN)
     return Result(
         title=title,
         columns=("order", "mean completion", "change", "p99", "longest", "throughput", "tokens", "energy a token"),
@@ -148,8 +170,11 @@ def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALO
         notes=[
             f"SmolLM2-135M-Instruct (4 bits) on one core, {len(load)} prompts, none of a form that the default "
             f"predictor was trained on, {about}; Gamma arrivals of variability {CV:g}, scaled to "
-            f"{100 * LOAD:.0f} % load ({np.mean(took_s):.2f} s an answer alone). The first three rows began without "
+            f"{100 * LOAD:.0f} % load ({np.mean(took_s):.2f} s an answer alone). All rows but the last began without "
             "any completion.",
+            "Tokens that llama.cpp read, cached ones left out: "
+            f"{', '.join(f'{name} {tokens:.0f}' for name, tokens in read.items())}. What rerank reads more than first "
+            "come first served are the answers that it resumed.",
             _understood(load, arrival_s, took_s, ours, known),
         ],
     )
@@ -235,8 +260,8 @@ def _row(name: str, ended: Sequence[Ended], first_s: float, rps: float) -> tuple
 
 
 @contextmanager
-def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[str]:
-    """A gateway in a process of its own; its address."""
+def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[Served]:
+    """A gateway in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site.yaml")
         site.write_text(SITE.format(engine=engine, order=order, cache=cache))
@@ -244,7 +269,7 @@ def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[str]:
         with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:
-                yield json.loads(process.stdout.readline())["url"]
+                yield Served(json.loads(process.stdout.readline())["url"], psutil.Process(process.pid))
             finally:
                 process.terminate()
 

@@ -67,7 +67,7 @@ def _overhead_ms() -> float:
             direct = f"http://127.0.0.1:{instant.stdout.readline().strip()}"
             engine = f'{{kind: openai, url: "{direct}", model: instant}}'
             with serving(engine, "ssjf") as through:
-                return _difference_ms(direct, through)
+                return _difference_ms(direct, through.url)
         finally:
             instant.terminate()
 

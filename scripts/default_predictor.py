@@ -1,28 +1,43 @@
-"""Makes the length predictor that joulery ships: prompts of our own, answered by SmolLM2-135M-Instruct, nothing else.
+"""Makes the length predictor that joulery ships, from prompts of our own and nothing else.
 
-``python -m scripts.default_predictor scripts/default_predictor_answers.jsonl [COUNT]`` asks the bundled model for what
-the file lacks of twice COUNT prompts, then trains on the file and writes ``runtime/llm/default_predictor``.
+It learns from ``predictor_estimates.tsv``: prompts, and how many tokens their author expects of a chat model's answer
+(*assumed*; no answer was written). Answers of a small model to other prompts of our own judge it (*measured*):
+``python -m scripts.default_predictor [COUNT]`` asks the bundled SmolLM2-135M-Instruct for what
+``default_predictor_answers.jsonl`` lacks of twice COUNT prompts, then trains, writes ``runtime/llm/default_predictor``
+and prints how many pairs of those answers it orders.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from scripts.predictor_prompts import more_prompts
 
-from joulery.adapters.models import smollm2
+from joulery.adapters.models import minilm, smollm2
+from joulery.perf.lengths.classes import LengthClasses, judge
 from joulery.perf.lengths.kernel_ridge import AnswerLengths
+from joulery.perf.lengths.word_vectors import WordVectors
 from joulery.runtime.llm import predictor_files, predictor_training
 
 SEED, MOST_TOKENS, LANES = 7, 256, 8
+VOCABULARY, WIDTH = 8_000, 32
+"""Words with a vector, the commonest of the encoder's vocabulary, and numbers of each."""
+ESTIMATES = Path(__file__).with_name("predictor_estimates.tsv")
+ESTIMATED = "a chat model of common size (assumed)"
+ANSWERS = Path(__file__).with_name("default_predictor_answers.jsonl")
 LICENCE = (
-    "joulery's own (Apache-2.0): the prompts were written for it, the lengths are those of answers of "
-    f"SmolLM2-135M-Instruct (Apache-2.0), cut at {MOST_TOKENS} tokens; no text is kept"
+    "joulery's own (Apache-2.0): the prompts were written for it, the lengths are estimates by their author (assumed, "
+    "there are no answers); no text is kept. Word vectors: principal components of the word embeddings of "
+    "all-MiniLM-L6-v2 (Apache-2.0)"
 )
 THINGS = (
     *("tea", "volcanoes", "the moon", "bicycles", "honey bees", "chess", "rain", "glaciers", "bread", "trains", "owls"),
@@ -159,8 +174,30 @@ AFTER = (" Keep it brief.", " Be thorough.", " Use bullet points.", " In one sen
 
 
 def prompts(count: int) -> list[str]:
-    """Prompts of our own, all different, and as many again of the further forms."""
+    """Prompts of our own, all different, and as many again of the further forms; they judge."""
     return [*_first_prompts(count), *(text for text, _ in more_prompts(count, SEED + 4))]
+
+
+def estimates() -> dict[str, float]:
+    """Prompts with the tokens that their author expects of an answer (assumed)."""
+    rows = (line.split("\t", 1) for line in ESTIMATES.read_text(encoding="utf-8").splitlines())
+    return {json.loads(f'"{prompt}"'): float(tokens) for tokens, prompt in rows}
+
+
+def word_vectors(texts: Iterable[str]) -> WordVectors:
+    """Vectors of the commonest words: principal components of an encoder's, weighted by how often texts have them."""
+    encoder = minilm.PromptEncoder(layers=1)
+    lines = encoder.words.read_text(encoding="utf-8").splitlines()
+    found = [row for row, word in enumerate(lines) if re.fullmatch("[a-z]{2,}|a|i", word)][:VOCABULARY]
+    table = np.asarray(encoder.weights["embeddings.word_embeddings.weight"][found], np.float64)
+    table = table - table.mean(0)
+    often = Counter(word for text in texts for word in set(re.findall("[a-z]+", text.lower())))
+    weight = np.sqrt([often[lines[row]] + 0.1 for row in found])
+    axes = np.linalg.svd(table * weight[:, None], full_matrices=False)[2][:WIDTH]
+    vectors = table @ axes.T
+    whole = np.round(vectors * (127.0 / np.abs(vectors).max())).astype(np.int8)
+    name = f"words of {minilm.PACKAGE}, {len(found)} of {WIDTH} numbers, int8"
+    return WordVectors(name, [lines[row] for row in found], whole)
 
 
 def _first_prompts(count: int) -> list[str]:
@@ -213,15 +250,32 @@ def answer(file: Path, count: int) -> None:
         list(pool.map(ask, [prompt for prompt in prompts(count) if prompt not in known]))
 
 
-def train(file: Path, folder: Path) -> None:
-    """Train on the file, write the folder."""
+def train(folder: Path) -> None:
+    """Train on the estimates, write the folder."""
+    known = estimates()
+    lengths = AnswerLengths((ESTIMATED,), np.array([[tokens] for tokens in known.values()]))
+    log = predictor_training.TrainingAnswers(tuple(known), tuple(range(len(known))), lengths)
+    predictor = _rounded(predictor_training.train(log, word_vectors(known)))
+    predictor_files.save(folder, predictor, log, [ESTIMATES], licence=LICENCE)
+    sys.stdout.write(f"{len(known)} prompts, left out: {predictor.model.left_out}\n")
+
+
+def judge_answers(folder: Path, file: Path) -> None:
+    """Print how many pairs of measured answers a kept predictor orders."""
     rows = {row["prompt"]: min(float(row["tokens"]), MOST_TOKENS) for row in _rows(file)}
-    tokens = np.array([[each] for each in rows.values()])
-    lengths = AnswerLengths((smollm2.NAME,), tokens)
-    log = predictor_training.TrainingAnswers(tuple(rows), tuple(range(len(rows))), lengths)
-    predictor = predictor_training.train(log, None)
-    predictor_files.save(folder, predictor, log, [], licence=LICENCE)
-    sys.stdout.write(f"{len(rows)} prompts, left out: {predictor.model.left_out}\n")
+    predictor, tokens = predictor_files.load(folder, predictor_files.kept_words(folder)), np.array(list(rows.values()))
+    scores = np.array([predictor.scores(prompt)[-1] for prompt in rows])
+    found = judge(scores, tokens, LengthClasses.of(tokens))
+    sys.stdout.write(f"{len(rows)} measured answers: {found.pairwise:.1%} of pairs in order\n")
+
+
+def _rounded(predictor: predictor_training.TrainedPredictor) -> predictor_training.TrainedPredictor:
+    """The same with fewer digits, so that its file is small: scores change by less than a thousandth."""
+    arrays = dict(predictor.model.arrays)
+    points = np.round(arrays["points"] * 4096.0) / 4096.0
+    arrays |= {"points": points, "norms": np.sum(points * points, 1)}
+    single = {name: array.astype(np.float32) for name, array in arrays.items()}
+    return replace(predictor, model=replace(predictor.model, arrays=single))
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
@@ -229,7 +283,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    answers = Path(sys.argv[1])
-    if len(sys.argv) > 2:
-        answer(answers, int(sys.argv[2]))
-    train(answers, predictor_files.DEFAULT)
+    if len(sys.argv) > 1:
+        answer(ANSWERS, int(sys.argv[1]))
+    train(predictor_files.DEFAULT)
+    judge_answers(predictor_files.DEFAULT, ANSWERS)

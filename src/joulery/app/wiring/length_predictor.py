@@ -16,6 +16,7 @@ from joulery.runtime.llm.predictor_files import (
     Graph,
     GraphPredictor,
     kept_graph,
+    kept_words,
     load,
     load_graph,
     needs_encoder,
@@ -49,7 +50,7 @@ def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
     kept = kept_graph(folder)
     if kept is not None and importlib.util.find_spec("onnxruntime") is not None:
         return load_graph(folder, length_graph.LengthGraph(*kept))
-    return load(folder, prompt_encoder("minilm") if needs_encoder(folder) else None)
+    return load(folder, prompt_encoder("minilm") if needs_encoder(folder) else kept_words(folder))
 
 
 def as_served(predictor: TrainedPredictor, graph: Graph | None) -> TrainedPredictor | GraphPredictor:

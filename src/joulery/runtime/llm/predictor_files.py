@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.perf.lengths.classes import OrdinalQuality
 from joulery.perf.lengths.kernel_ridge import LengthModel, LengthRecipe, ordinal
 from joulery.perf.lengths.prompt_features import FEATURES, prompt_features
+from joulery.perf.lengths.word_vectors import WordVectors
 from joulery.runtime.llm.predictor_training import Encoder, TrainedPredictor, TrainingAnswers
 from joulery.store.files import disk_errors, write_atomically
 
 SCHEMA = "joulery.length-predictor/1"
 LICENCE = "that of the files above; a predictor trained on non-commercial data stays non-commercial"
 DEFAULT = Path(__file__).parent / "default_predictor"
-"""The predictor that is shipped: surface features, trained on answers of SmolLM2-135M to prompts of our own."""
+"""The predictor that is shipped: surface features and word vectors, trained on prompts of our own."""
+_WORDS = "words.npz"
 
 
 class Runner(Protocol):
@@ -88,7 +91,7 @@ def save(
 ) -> None:
     """Write ``predictor.json`` (what it is and was trained on), ``predictor.npz`` (its numbers) and ``predictor.onnx``.
 
-    No prompt is kept. If the graph has an encoder, its vocabulary is in ``vocab.txt``.
+    No prompt is kept. If the graph has an encoder, its vocabulary is in ``vocab.txt``; word vectors in ``words.npz``.
 
     Args:
         folder: Where to write; made if missing.
@@ -109,6 +112,7 @@ def save(
         "blocks": list(model.blocks),
         "features": list(FEATURES),
         "encoder": None if predictor.encoder is None else predictor.encoder.name,
+        "words": isinstance(predictor.encoder, WordVectors),
         "left_out": asdict(model.left_out),
         "graph": None if graph is None else {"max_tokens": graph.max_tokens, "last_tokens": graph.last_tokens},
         "trained_on": {
@@ -121,6 +125,9 @@ def save(
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "predictor.npz", lambda file: _write_arrays(file, model.arrays))
+    if isinstance(predictor.encoder, WordVectors):
+        kept = _words_as_arrays(predictor.encoder)
+        write_atomically(folder / _WORDS, lambda file: _write_arrays(file, kept))
     if graph is not None:
         content, words = graph.content, graph.words
         write_atomically(folder / "predictor.onnx", lambda file: file.write(content))
@@ -130,7 +137,12 @@ def save(
     write_atomically(folder / "predictor.json", lambda file: file.write(text.encode()))
 
 
-def _write_arrays(file: IO[bytes], arrays: Mapping[str, FloatArray]) -> None:
+def _words_as_arrays(encoder: WordVectors) -> dict[str, npt.NDArray[Any]]:
+    words = np.frombuffer("\n".join(encoder.words).encode(), np.uint8)
+    return {"words": words, "vectors": encoder.vectors}
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as kept:
         for name, array in arrays.items():
             with kept.open(f"{name}.npy", "w") as entry:
@@ -138,12 +150,30 @@ def _write_arrays(file: IO[bytes], arrays: Mapping[str, FloatArray]) -> None:
 
 
 def needs_encoder(folder: Path) -> bool:
-    """Whether a predictor was trained with an encoder.
+    """Whether a predictor was trained with an encoder that is not in its folder.
 
     Raises:
         DataError: There is none, or it is damaged.
     """
-    return _described(folder)["encoder"] is not None
+    document = _described(folder)
+    return document["encoder"] is not None and not document.get("words", False)
+
+
+def kept_words(folder: Path) -> WordVectors | None:
+    """The word vectors of a predictor; None where it was trained without.
+
+    Raises:
+        DataError: There is no predictor, or it is damaged.
+    """
+    document = _described(folder)
+    if not document.get("words", False):
+        return None
+    try:
+        with (folder / _WORDS).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            words = arrays["words"].tobytes().decode().split("\n")
+            return WordVectors(str(document["encoder"]), words, arrays["vectors"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"its word vectors cannot be read: {error}", file=str(folder / _WORDS)) from error
 
 
 def _described(folder: Path) -> dict[str, Any]:
@@ -202,7 +232,7 @@ def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
 
     Args:
         folder: Where it is.
-        encoder: The one it was trained with; see ``encoder`` in its predictor.json.
+        encoder: The one it was trained with; see ``encoder`` in its predictor.json, and :func:`kept_words`.
 
     Raises:
         DataError: There is none, it is damaged or of another version, or it needs another encoder.

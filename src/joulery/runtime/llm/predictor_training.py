@@ -23,6 +23,7 @@ from joulery.perf.lengths.kernel_ridge import (
     mean_quality,
 )
 from joulery.perf.lengths.prompt_features import FEATURES, prompt_features
+from joulery.perf.lengths.word_vectors import WordVectors
 from joulery.store.answer_log import SUFFIX, read_answer_log
 from joulery.store.columns import float_column, read_parquet
 
@@ -72,10 +73,13 @@ class TrainedPredictor:
         return self.model.scores(features_of(prompt, self.encoder))
 
     def look(self, prompt: str) -> tuple[FloatArray, FloatArray | None]:
-        """The scores, and what the prompt means: the encoder's numbers less their mean; None without an encoder."""
+        """The scores, and what the prompt means: the encoder's numbers less their mean.
+
+        None without an encoder and from word vectors: their mean is nearly equal for prompts of opposite meaning.
+        """
         features = features_of(prompt, self.encoder)
         embedding = None
-        if self.encoder is not None:
+        if self.encoder is not None and not isinstance(self.encoder, WordVectors):
             embedding = (features - self.model.arrays["shift"])[len(FEATURES) :]
         return self.model.scores(features), embedding
 

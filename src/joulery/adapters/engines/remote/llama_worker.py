@@ -52,6 +52,7 @@ def _serve(options: dict[str, Any]) -> Any:
     params.kv_unified = False
     params.slot_prompt_similarity = 0.0  # else a slot that shares the system prompt is taken, and its state is lost
     params.cache_ram_mib = _CACHE_MIB
+    params.endpoint_metrics = True  # tokens read and generated, for benchmarks
     params.verbosity = -1
     params.n_threads_http = options["max_num_seqs"] + 2
     for threads in (params.cpuparams, params.cpuparams_batch):

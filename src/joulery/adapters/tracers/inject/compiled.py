@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+from joulery.adapters.tracers.inject.awaited_import import when_imported
 
 CALL = "joulery:compiled:"
 """Prefix of the range of a call: number of the generated code and of the call in it follow."""
@@ -53,18 +53,13 @@ class CompiledCode:
         self._swaps: list[tuple[FunctionType, CodeType, CodeType]] = []
         self._marked = False
         self._restore: Callable[[], None] = lambda: None
+        self._stop_waiting: Callable[[], None] = lambda: None
 
     # ---- graphs
 
     def install(self) -> None:
         """Note every graph from now on; where Dynamo is not loaded yet, as soon as it is."""
-        loaded = sys.modules.get(_MADE)
-        if loaded is not None:
-            self._watch(loaded)
-            return
-        finder = _Awaited(_MADE, self._watch)
-        sys.meta_path.insert(0, finder)
-        self._restore = finder.remove
+        self._stop_waiting = when_imported(_MADE, self._watch)
 
     def _watch(self, made: ModuleType) -> None:
         kind: Any = getattr(made, "OutputGraph", None)
@@ -167,6 +162,7 @@ class CompiledCode:
     def stop(self) -> None:
         """Note no more."""
         self.unmark()
+        self._stop_waiting()
         self._restore()
         self._swaps = []
 
@@ -268,35 +264,6 @@ class _Calls(ast.NodeTransformer):
                 nodes, operations = (_NAME.findall(part or "") for part in found.groups())
                 return nodes, operations
         return [], []
-
-
-class _Awaited:
-    """A finder that steps aside when one module is imported, and calls back behind it."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's own spec, with the call behind its loader; None for anything else."""
-        if name != self._name:
-            return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        run, then = spec.loader.exec_module, self._then
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-    def remove(self) -> None:
-        """Wait no longer."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
 
 
 def _is_run(node: ast.AST) -> bool:

@@ -17,7 +17,10 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pa
 _PACKAGE = "joulery.adapters.tracers.inject"
 SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
-    "torch": ("loaded", "cycles", "module_names", "compiled", "compiled_calls", "native", "torch_recorder"),
+    "torch": (
+        *("loaded", "cycles", "module_names", "awaited_import", "compiled", "compiled_calls", "hidden_steps", "native"),
+        "torch_recorder",
+    ),
     "jax": ("loaded", "cycles", "xla_cycles", "jax_recorder"),
     "tensorflow": ("loaded", "cycles", "xla_cycles", "tensorflow_recorder"),
 }

@@ -25,6 +25,7 @@ from typing import Any
 from joulery.adapters.tracers.inject.compiled import CompiledCode
 from joulery.adapters.tracers.inject.compiled_calls import CompiledCalls
 from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
+from joulery.adapters.tracers.inject.hidden_steps import HiddenSteps
 from joulery.adapters.tracers.inject.module_names import ModuleNames
 from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
 
@@ -59,6 +60,7 @@ class TorchRecorder(Cycles):
         self._names = ModuleNames()
         self._compiled = CompiledCode(self._new_range, self._caller, self._named)
         self._compiled_calls: CompiledCalls | None = None
+        self._hidden_steps: HiddenSteps | None = None
         self._local = threading.local()
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
@@ -121,6 +123,7 @@ class TorchRecorder(Cycles):
         ]
         self._hide_hooks(modules)
         self._compiled_calls = CompiledCalls(modules.Module, compiling, before, after)
+        self._hidden_steps = HiddenSteps(self._torch.optim, compiling, stepped, self._range_while_recording)
         self._know_optimizers(optimizers.Optimizer)
         self._compiled.install()
         self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
@@ -437,6 +440,9 @@ class TorchRecorder(Cycles):
         opened: AbstractContextManager[Any] = self._torch.autograd.profiler.record_function(name)
         return opened
 
+    def _range_while_recording(self, name: str) -> AbstractContextManager[Any] | None:
+        return self._range(name) if self._recording else None
+
     def _version(self) -> str:
         return str(self._torch.__version__)
 
@@ -460,6 +466,8 @@ class TorchRecorder(Cycles):
         self._compiled.stop()
         if self._compiled_calls is not None:
             self._compiled_calls.stop()
+        if self._hidden_steps is not None:
+            self._hidden_steps.stop()
         self._loaded.stop()
         if self._made is not None and self._made[0].__init__ is self._made[2]:
             self._made[0].__init__ = self._made[1]
