@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
-from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, within_bounds
+from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, shares_of_nodes, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref
@@ -73,9 +73,8 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
-    nodes = nodes_of(site)
-    if nodes:
-        assignment = node_slices(nodes)
+    if nodes_of(site):
+        assignment = node_slices(shares_of_nodes(site)[config.name])
         partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
