@@ -34,7 +34,7 @@ def run() -> Result:
 def result(found: Played) -> Result:
     """The table of a play."""
     counts, recorded = found.counts, found.recorded
-    kills = ", ".join(f"{found.kills[what]} of a {what}" for what in KILLS)
+    kills = ", ".join(f"{what} {found.kills[what]}" for what in KILLS)
     statuses = ", ".join(f"{count:,} with {status}" for status, count in sorted(counts.statuses.items()))
     return Result(
         "Kills: each request answered once, and counted once",

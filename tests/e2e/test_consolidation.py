@@ -9,6 +9,9 @@ import pytest
 from joulery.policies.consolidation import CONSOLIDATION
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up, site  # noqa: F401 - a fixture
+from tests.e2e.test_up_gpus import on_gpu
+from tests.fakes.mps import gpu_machine
+from tests.fakes.nvml import gpu
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -42,3 +45,30 @@ def test_kill_9_while_a_core_is_empty_leaves_nothing(tmp_path, site):  # noqa: F
         up.process.kill()
         up.process.wait()
         assert up.survivors() == []
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_left_empty_has_its_idle_clock_until_it_wakes(tmp_path, monkeypatch):
+    name = "NVIDIA A100-SXM4-40GB"
+    boards = (gpu(name, idle_w=50.0), gpu(name, 1, idle_w=50.0))
+    with gpu_machine(tmp_path, monkeypatch, *boards) as nvml:
+        clocks = "clocks: [{device: nvidia, gpu: 0}, {device: nvidia, gpu: 1}"
+        shared = "mode: mps, shares: [[100 %]]"
+        path = on_gpu(tmp_path, f"{{gpu: 0, {shared}}}, {{gpu: 1, {shared}}}], {clocks}")
+        text = path.read_text()
+        for old, new in {**PARKS, "duration: 2 s": "duration: 300 s"}.items():
+            assert old in text, old
+            text = text.replace(old, new)
+        path.write_text(text)
+        with Up(path, tmp_path) as up:
+            up.until("stays awake, 1 of 2 slices empty")
+            run = open_run(tmp_path / "run")
+            wait_until(lambda: nvml.boards[1]["locked"] == [210, 210], "the idle clock of the empty GPU")
+            wait_until(lambda: nvml.boards[0]["locked"] not in (None, [210, 210]), "a clock of the GPU that serves")
+            os.killpg(up.process.pid, signal.SIGINT)
+            code, _, complaint = up.end()
+            assert code == 0, complaint
+            assert up.survivors() == []
+        (parked,) = [entry for entry in run.log("decision") if entry["decision"]["cause"] == CONSOLIDATION]
+        assert parked["outcome"] == "applied" and len(parked["decision"]["value"]) == 1
+        assert [board["locked"] for board in nvml.boards] == [None, None], "given back"

@@ -1,5 +1,6 @@
 """Parking and waking instances: the laws, and whole days in the plant of burst studies."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -173,3 +174,38 @@ def test_a_service_that_is_asked_nothing_is_parked():
         step = made.step(state, blank)
         state, running = step.state, step.state.layout
     assert len(running.instances) == 1 and len(state.whole.instances) == 2
+
+
+def on_gpus(*cuts: int) -> dict:
+    """Assignments of GPUs with so many equal slices each, and of the first of them alone."""
+    (one,) = cpu_slices((1,))
+    names = [(one, f"gpu:{index}") for index, cut in enumerate(cuts) for _ in range(cut)]
+    sizes = [sum(cuts[:count]) for count in range(1, len(cuts) + 1)]
+    return {(one,) * size: tuple(names[:size]) for size in sizes}
+
+
+def test_on_gpus_whole_ones_are_left_empty():
+    whole = Layout.parse(["small on cpu:1"] * 4)
+    free = RULE.part(whole, 1.0, KNOWN, GOALS)
+    assert len(free.instances) == 1, "a slice beside an empty one would do"
+    rule = Consolidation(gpus=on_gpus(2, 2))
+    assert rule.part(whole, 1.0, KNOWN, GOALS) == Layout.parse(["small on cpu:1"] * 2)
+    assert rule.part(whole, 1e6, KNOWN, GOALS) == whole
+    assert Consolidation(gpus=on_gpus(4)).part(whole, 1.0, KNOWN, GOALS) == whole, "one GPU is never left empty"
+
+
+def test_the_gpus_that_stay_are_not_cut_anew():
+    """Three slices are two on one GPU and one on another, or three on the first: that would take another cut."""
+    (one,) = cpu_slices((1,))
+    whole = Layout.parse(["small on cpu:1"] * 3)
+    places = ((one, "gpu:0"), (one, "gpu:0"), (one, "gpu:1"))
+    for first, parked in (((one, "gpu:0"),), whole), (places[:2], Layout.parse(["small on cpu:1"] * 2)):
+        rule = Consolidation(gpus={(one,) * 3: places, (one,) * len(first): first})
+        assert rule.part(whole, 1.0, KNOWN, GOALS) == parked
+
+
+def test_the_rule_of_gpus_survives_its_written_form():
+    rule = Consolidation(room=3.0, gpus=on_gpus(2, 1))
+    assert Consolidation.from_dict(json.loads(json.dumps(rule.as_dict()))) == rule
+    made = policy(rule)
+    assert ServicePolicy.from_dict(json.loads(json.dumps(made.as_dict()))).consolidation == rule

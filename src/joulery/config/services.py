@@ -226,7 +226,7 @@ class CloverPolicy(Section):
     trials: TrialsConfig = Field(default_factory=TrialsConfig)
     """What a search by trials may spend."""
     consolidate: bool = False
-    """Leave slices empty and end their replicas while demand is low; on CPU cores, in mode act."""
+    """Leave CPU cores, or whole GPUs of several, empty and end their replicas while demand is low; in mode act."""
 
     @model_validator(mode="after")
     def _lambda_or_threshold(self) -> CloverPolicy:

@@ -138,22 +138,16 @@ class Site(Section):
                 raise problem("splits requests on the embedded engine and on upstreams, not on Ray", hint=hint, at=at)
 
     def _nodes_can_be_used(self) -> None:
-        """The nodes of a Ray cluster serve one service, on their cores, behind one gateway."""
+        """The nodes of a Ray cluster serve services on their cores, which the services share equally."""
         engine = self.serving.engine
         if not isinstance(engine, RayEngine) or not engine.nodes:
             return
         at = ("serving", "engine", "nodes")
-        if len(self.services) != 1:
-            raise problem("serve one service", got=f"{len(self.services)} services", hint="list one", at=at)
-        (service,) = self.services
-        cpu = service.cpu or self.fleet.cpu
-        if cpu is not None:
-            raise problem("have the cores of the replicas", hint="leave out fleet.cpu and the service's cpu", at=at)
+        if self.fleet.cpu is not None or any(service.cpu is not None for service in self.services):
+            raise problem("have the cores of the replicas", hint="leave out fleet.cpu and the services' cpu", at=at)
         if self.fleet.devices:
             raise problem("are for replicas on CPU cores", hint="leave out fleet.devices, or nodes", at=at)
-        if self.serving.gateways is not None:
-            raise problem("are served by one gateway", hint="leave out serving.gateways", at=at)
-        if isinstance(service.policy, CloverPolicy) and service.policy.consolidate:
+        if any(isinstance(one.policy, CloverPolicy) and one.policy.consolidate for one in self.services):
             raise problem("keep their replicas", hint="leave out consolidate", at=at)
 
     def _pods_fit(self) -> None:

@@ -7,6 +7,9 @@ the chosen instances are awake. It never takes an accuracy or a latency that the
 Waking takes the measured start of a replica, so the awake part always has room for more demand than there is, the more
 the longer waking takes. Instances are woken as soon as that room is used, and parked only after demand has been low for
 a while. The SLO-first rule wins: a threat wakes all of them.
+
+On GPUs whole ones are left empty, whose governors lower them to their idle clocks: an empty slice beside a busy one
+saves little.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Instance, Layout
-from joulery.domain.serving.service import SloScope
+from joulery.domain.serving.service import Slice, SloScope
 from joulery.perf.layouts import Predictor
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation
@@ -30,6 +34,7 @@ from joulery.policies.serving.slo_first import ROOM_RATIO, delay_s, present_rps
 from joulery.policies.serving.state import ServiceState
 
 T = TypeVar("T")
+_NUMBERS = ("room", "growth_per_s", "used", "patience_s")
 _LEAST_RPS, _RATE_STEP, _MOST_KEPT = 1e-3, 1.05, 256
 MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
@@ -46,17 +51,34 @@ class Consolidation:
         growth_per_s: What is added to ``room`` for each second that waking takes.
         used: Share of that room which, once used, wakes more instances: below 1 ends flapping.
         patience_s: Seconds without a change or a threat before instances are parked.
+        gpus: Of each partition of a service's GPUs, and of the first of them alone, which GPU has which slice; empty on
+            CPU cores.
     """
 
     room: float = 2.0
     growth_per_s: float = 0.2
     used: float = 0.75
     patience_s: float = 30.0
+    gpus: SliceAssignment = field(default_factory=dict)
     _memo: dict[Hashable, tuple[Predictor, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {name: getattr(self, name) for name in ("room", "growth_per_s", "used", "patience_s")}
+        found: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        if self.gpus:
+            found["gpus"] = [[[str(piece), gpu] for piece, gpu in assigned] for assigned in self.gpus.values()]
+        return found
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Consolidation:
+        """The inverse of :meth:`as_dict`.
+
+        Raises:
+            TypeError, ValueError: It is not what ``as_dict`` writes.
+        """
+        assigned = [tuple((Slice.parse(piece), str(gpu)) for piece, gpu in one) for one in data.get("gpus", ())]
+        gpus = {tuple(sorted(piece for piece, _ in one)): one for one in assigned}
+        return cls(**{**data, "gpus": gpus})
 
     def part(
         self,
@@ -82,7 +104,7 @@ class Consolidation:
             carried_rps = rate_rps * reserve
             found = predictor.predict_slower(whole, carried_rps, slowdown_ratio)
             best, least_w = whole, self._watts(predictor, whole, rate_rps)
-            for part in itertools.islice(parts(whole), MOST_PARTS):
+            for part in filter(lambda part: self._empties(whole, part), itertools.islice(parts(whole), MOST_PARTS)):
                 metrics = predictor.predict_slower(part, carried_rps, slowdown_ratio)
                 keeps = metrics.utilisation_ratio <= ROOM_RATIO and self._keeps_slo(metrics.latency_s, goals)
                 watts = self._watts(predictor, part, rate_rps)
@@ -92,6 +114,16 @@ class Consolidation:
         except DataError:
             return whole  # an instance was not profiled
         return best
+
+    def _empties(self, whole: Layout, part: Layout) -> bool:
+        """Whether a part leaves GPUs empty and the others as they are; any part does on CPU cores."""
+        if not self.gpus:
+            return True
+        before, after = (self.gpus.get(tuple(sorted(one.slices))) for one in (whole, part))
+        if before is None or after is None or Counter(after) - Counter(before):
+            return False
+        used = {gpu for _, gpu in after}
+        return used < {gpu for _, gpu in before} and len(after) == sum(gpu in used for _, gpu in before)
 
     @staticmethod
     def _keeps_slo(latency_s: float, goals: ServiceObjectives) -> bool:

@@ -1,17 +1,21 @@
 """Nodes of a Ray cluster in a site file: what runs where, and what is refused."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.adapters.engines.ray_serve.plan import apps_of
 from joulery.app.serving import service
 from joulery.app.serving.ray_nodes import loop
-from joulery.app.serving.ray_nodes.slices import profiled_setup
+from joulery.app.serving.ray_nodes.slices import profiled_setup, shares_of_nodes
 from joulery.app.serving.service import choose, service_setup
 from joulery.config import load
-from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.config.serving import RayEngine, RayNodeConfig
+from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.policies.serving.layout_space import cpu_slices
 from joulery.runtime.serving.controller import LayoutActuator
 from tests.app.serving.test_service import profile
@@ -72,13 +76,6 @@ def test_a_service_on_nodes_is_profiled_with_the_slices_of_one_node(tmp_path):
         ({}, RAY.replace("cores: 1", "cores: 0"), FLEET, "at least 1"),
         ({}, RAY, {}, "have the cores"),
         ({"lambda: 10 %": "lambda: 10 %, consolidate: true"}, RAY, FLEET, "keep their replicas"),
-        ({}, RAY + "gateways: {count: 2}, ", FLEET, "one gateway"),
-        (
-            {"serving: {": "  - {name: two, slo: {latency: 1 s}, model: m}\n" + RAY},
-            RAY,
-            FLEET,
-            "serve one service",
-        ),
     ],
 )
 def test_nodes_that_cannot_be_used_are_one_clear_error(tmp_path, changed, ray, fleet, fault):
@@ -106,3 +103,67 @@ def test_a_request_waits_for_a_cleaner_node_within_the_slo_only(tmp_path):
     assert loop.patience_s(one) == pytest.approx((0.5 - slowest_s) / 4)
     tight = replace(setup, slo=replace(setup.slo, latency_s=slowest_s / 2))
     assert loop.patience_s(SimpleNamespace(setup=tight, chosen=one.chosen)) == 0.0
+
+
+def several(folder, count, nodes=NODES):
+    """The site with so many services, behind two gateways."""
+    path = site_file(folder, ray=RAY.replace(NODES, nodes) + "gateways: {count: 2}, ")
+    head, _, rest = path.read_text().partition("  - name: sums")
+    service, ends, tail = rest.replace("    slo:", "    rate: 20 /s\n    slo:").partition("serving:")
+    path.write_text(head + "".join(f"  - name: s{index}{service}" for index in range(count)) + ends + tail)
+    return load(path)
+
+
+def test_services_share_the_cores_of_each_node(tmp_path):
+    site = several(tmp_path, 2)
+    found = shares_of_nodes(site)
+    assert {name: [(node.name, node.cores) for node in nodes] for name, nodes in found.items()} == {
+        "s0": [("a", 1), ("b", 1)],
+        "s1": [("a", 1)],
+    }
+    sizes = [service_setup(site, one, tmp_path).partitions for one in site.services]
+    assert [{len(cut) for cut in cuts} for cuts in sizes] == [{2}, {1}]
+    with pytest.raises(InfeasibleError, match="s3 would have none"):
+        shares_of_nodes(several(tmp_path, 4))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
+def test_every_core_is_one_services_and_none_has_two_more_than_another(cores, count):
+    nodes = [RayNodeConfig(name=f"n{i}", address=f"10.0.0.{i}", cores=one) for i, one in enumerate(cores)]
+    site = SimpleNamespace(
+        services=[SimpleNamespace(name=f"s{i}") for i in range(count)],
+        serving=SimpleNamespace(
+            engine=RayEngine(kind="ray", address="auto", dashboard="http://h:8265", nodes=tuple(nodes))
+        ),
+    )
+    if sum(cores) < count:
+        with pytest.raises(InfeasibleError):
+            shares_of_nodes(site)
+        return
+    found = shares_of_nodes(site)
+    totals = [sum(node.cores for node in mine) for mine in found.values()]
+    assert sum(totals) == sum(cores) and max(totals) - min(totals) <= 1
+    for index, one in enumerate(cores):
+        assert sum(node.cores for mine in found.values() for node in mine if node.name == f"n{index}") == one
+
+
+def test_the_least_patient_service_says_how_long_a_request_waits_for_a_cleaner_node(tmp_path):
+    site, asked = several(tmp_path, 2), []
+    services = {}
+    for one, latency_s in zip(site.services, (0.5, 0.3), strict=True):
+        setup = service_setup(site, one, tmp_path)
+        setup = replace(setup, slo=replace(setup.slo, latency_s=latency_s))
+        services[one.name] = SimpleNamespace(name=one.name, setup=setup, chosen=choose(site, one, setup, profile()))
+    ledger = SimpleNamespace(
+        order=lambda _: True, ranks={"a": 0, "b": 1}, intensities=lambda: {"a": 1.0, "b": 2.0}, moves=Counter()
+    )
+    decisions = []
+    session = SimpleNamespace(
+        site=site,
+        services=services,
+        engine=SimpleNamespace(prefer_nodes=lambda ranks, patience_s: asked.append((ranks, patience_s))),
+        history=SimpleNamespace(add_decision=decisions.append),
+    )
+    loop._order(session, ledger)
+    assert asked == [({"a": 0, "b": 1}, loop.patience_s(services["s1"]))]
+    assert [one.decision.target for one in decisions] == ["s0", "s1"] and ledger.moves == {"s0": 1, "s1": 1}

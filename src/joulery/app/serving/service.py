@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
-from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, within_bounds
+from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, shares_of_nodes, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref
@@ -29,7 +29,7 @@ from joulery.perf.layouts import BATCH_RATIO, Predictor, batched_within
 from joulery.perf.queues.pull_queue import capacity_rps
 from joulery.policies.consolidation import Consolidation
 from joulery.policies.family_change import family_of
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment, first_alone, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
@@ -73,13 +73,14 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
-    nodes = nodes_of(site)
-    if nodes:
-        assignment = node_slices(nodes)
+    if nodes_of(site):
+        assignment = node_slices(shares_of_nodes(site)[config.name])
         partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
         assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
+    if gpus is not None and consolidates(site, config):
+        assignment = {**first_alone(gpus.partitions), **assignment}
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -339,23 +340,29 @@ def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...
     return tuple(layout for layout in setup.candidates if set(layout.counts) == only)
 
 
+def consolidates(site: Site, config: ServiceConfig) -> bool:
+    """Whether slices of a service may be left empty."""
+    rule = config.policy
+    return isinstance(rule, CloverPolicy) and rule.consolidate and site.mode is Mode.ACT
+
+
 def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:
     """When slices of a service are left empty; None where all are filled.
 
     Raises:
-        ConfigError: The service runs on GPUs.
+        ConfigError: The service has one GPU, or GPUs that other services may run on too.
     """
-    rule = config.policy
-    if not isinstance(rule, CloverPolicy) or not rule.consolidate or site.mode is not Mode.ACT:
+    if not consolidates(site, config):
         return None
-    if setup.gpus:
+    if setup.gpus and (len(setup.gpus) == 1 or site.plan.colocate):
         raise ConfigError(
-            "slices of GPUs are not left empty",
+            "whole GPUs are left empty, and "
+            + ("services share them here" if site.plan.colocate else f"{config.name} has one"),
             pointer=f"services.{config.name}.policy.consolidate",
             got="true",
-            expected="false for a service on GPUs",
+            expected="a service with at least two GPUs of its own, or false",
         )
-    return Consolidation()
+    return Consolidation(gpus=setup.slice_assignment if setup.gpus else {})
 
 
 def switchback(

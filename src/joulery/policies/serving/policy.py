@@ -134,7 +134,7 @@ class ServicePolicy:
                 objectives=objectives,
                 rate_rps=float(data["rate_rps"]),
                 trigger=ReplanTrigger(**data["trigger"]),
-                consolidation=Consolidation(**data["consolidation"]) if "consolidation" in data else None,
+                consolidation=Consolidation.from_dict(data["consolidation"]) if "consolidation" in data else None,
                 family=family_from(data),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

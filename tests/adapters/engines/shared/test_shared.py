@@ -455,6 +455,24 @@ async def test_a_replica_set_that_is_not_there_yet_is_no_unknown_service(tmp_pat
         assert len(played.entries) == 2 and engine.latest.batch.unknown == 1
 
 
+async def test_nodes_of_a_cluster_are_metered_and_ordered_through_the_engine_server(tmp_path: Path) -> None:
+    async with site(tmp_path) as played:
+        cluster: Any = played.engine
+        ordered: list[Any] = []
+        cluster.prefer_nodes = lambda ranks, patience_s: ordered.append((ranks, patience_s))
+
+        async def nodes(meter: str, options: Any) -> dict[str, dict[str, Any]]:
+            return {"10.0.0.1": {"meter": meter, "options": options}}
+
+        cluster.nodes = nodes
+        engine = await played.controller()
+        assert await engine.nodes("m:M", [1]) == {"10.0.0.1": {"meter": "m:M", "options": [1]}}
+        engine.prefer_nodes({"a": 0, "b": 1}, 0.25)
+        await eventually(lambda: ordered == [({"a": 0, "b": 1}, 0.25)], "the order")
+        await engine.restore()
+        await eventually(lambda: len(ordered) == 2, "the order, for an engine server that took another one's place")
+
+
 async def test_a_lost_engine_server_is_an_error_of_the_call(tmp_path: Path) -> None:
     async with site(tmp_path) as played:
         engine = await played.controller()

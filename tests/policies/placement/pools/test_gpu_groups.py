@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.policies.placement.pools.gpu_groups import divide, parts, split
+from joulery.policies.placement.pools.gpu_groups import divide, first_alone, parts, split
 from joulery.policies.serving.layout_space import size_of
 
 
@@ -126,3 +126,14 @@ def test_cuts_of_several_gpus_say_who_has_which_slice():
     }
     both = split({"gpu:0": first, "gpu:1": first})
     assert len(both) == 3, "cuts with the same slices once, whichever GPU has them"
+
+
+def test_the_first_of_several_gpus_alone():
+    whole, half = Slice(SliceKind.WHOLE), Slice(SliceKind.MPS, share_ratio=0.5)
+    options = {"gpu:0": [(whole,), (half, half)], "gpu:1": [(whole,)], "gpu:2": [(half, half)]}
+    found = first_alone(options)
+    assert found[(whole,)] == ((whole, "gpu:0"),)
+    assert found[half, half] == ((half, "gpu:0"), (half, "gpu:0"))
+    assert all({gpu for _, gpu in assigned} <= {"gpu:0", "gpu:1"} for assigned in found.values())
+    assert len(found) == 4 and () not in found
+    assert first_alone({"gpu:0": [(whole,)]}) == {}

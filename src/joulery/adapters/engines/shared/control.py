@@ -12,7 +12,7 @@ import pickle
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from joulery import __version__
 from joulery.adapters.engines.embedded.wire import pack_error
@@ -236,9 +236,13 @@ class ControlServer:
         """An answer outside the ledger: a replay."""
         return await self._engine.infer(service, request)
 
+    async def do_nodes(self, meter: str, options: Sequence[Any]) -> Any:
+        """What the meters of a cluster's nodes answer."""
+        return await cast(Any, self._engine).nodes(meter, options)
+
     def do_set(self, method: str, *arguments: Any) -> None:
-        """``set_mix``, ``set_next_mixes`` or ``limit_queue`` of the engine."""
-        if method not in ("set_mix", "set_next_mixes", "limit_queue"):
+        """``set_mix``, ``set_next_mixes``, ``limit_queue`` or ``prefer_nodes`` of the engine."""
+        if method not in ("set_mix", "set_next_mixes", "limit_queue", "prefer_nodes"):
             raise ActuationError(f"{method} is nothing to set")
         getattr(self._engine, method)(*arguments)
 

@@ -217,6 +217,7 @@ class ControlledEngine:
         self.marks: RecordMarks = {}
         self._instance = ""
         self._limits: dict[str, QueueLimit | None] = {}
+        self._preferred: tuple[dict[str, int], float] | None = None
         self._taking = asyncio.Lock()
 
     async def take_over(self, link: ControlLink, found: Welcome) -> None:
@@ -240,6 +241,8 @@ class ControlledEngine:
             await self._ask("apply", self.target, within_s=None)
         for service, limit in self._limits.items():
             self._post("set", "limit_queue", service, limit)
+        if self._preferred is not None:
+            self._post("set", "prefer_nodes", *self._preferred)
 
     async def refresh(self) -> None:
         """Take what has happened since the last time; nothing while the engine server is away."""
@@ -287,6 +290,20 @@ class ControlledEngine:
         if service not in self._limits or self._limits[service] != limit:
             self._limits[service] = limit
             self._post("set", "limit_queue", service, limit)
+
+    async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """What the meters of a cluster's nodes answer, by address.
+
+        Raises:
+            ActuationError: The engine server or the cluster is gone.
+        """
+        found: dict[str, dict[str, Any]] = await self._ask("nodes", meter, options)
+        return found
+
+    def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
+        """Give requests to nodes of lower rank first, from the next request on."""
+        self._preferred = dict(ranks), patience_s
+        self._post("set", "prefer_nodes", *self._preferred)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         """An answer outside the ledger.

@@ -21,6 +21,7 @@ from joulery.runtime.serving.governing import ClockController, GovernedClock
 from joulery.runtime.serving.plans.colocated import ColocatedServices, colocated_services
 from joulery.runtime.serving.plans.plan_in_force import PlanInForce
 from joulery.runtime.serving.plans.planned import PlanControl
+from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
 
 
@@ -95,7 +96,10 @@ def describe(clock: GovernedClock, session: ServingSession) -> str:
 
 
 def _residents(session: ServingSession, device: str) -> ColocatedServices:
-    """The services of a device: by the plan in force, if its processes share GPUs; else every one."""
+    """The services of a device: by the plan in force, if its processes share GPUs; else by what runs there.
+
+    A service whose replicas have all left one of its GPUs is not on it: its governor lowers that GPU to its idle clock.
+    """
 
     def residents(now_s: float) -> Sequence[ColocatedService]:
         control = session.control
@@ -103,6 +107,16 @@ def _residents(session: ServingSession, device: str) -> ColocatedServices:
         if isinstance(control, PlanControl) and device in control.plan.shared:
             mine = control.plan.services_on(device)
             services = tuple(one for one in services if one.name in mine)
+        else:
+            services = tuple(one for one in services if _is_on(one, device, session))
         return colocated_services(services, session.engine, now_s)
 
     return residents
+
+
+def _is_on(one: RunningService, device: str, session: ServingSession) -> bool:
+    """Whether a service has replicas on a device, or may have: none of its replicas says where it runs."""
+    if device not in one.setup.gpus:
+        return True
+    found = {view.spec.device for view in session.engine.replicas() if view.spec.service == one.name} - {""}
+    return not found or device in found

@@ -95,9 +95,10 @@ def _order(session: ServingSession, ledger: NodeLedger) -> None:
     ranks = ledger.ranks
     known = ledger.intensities()
     words = ", ".join(f"{name} {known[name]:.0f} g/kWh" for name in sorted(ranks, key=lambda name: ranks[name]))
+    if acts:
+        patience = min((patience_s(one) for one in session.services.values()), default=0.0)
+        cast(ClusterNodes, session.engine).prefer_nodes(ranks, patience)
     for one in session.services.values():
-        if acts:
-            cast(ClusterNodes, session.engine).prefer_nodes(ranks, patience_s(one))
         decision = Decision(PREFER_NODES, one.name, dict(ranks), "node-order", f"cleaner grids first: {words}", "grid")
         session.history.add_decision(DecisionRecord(unix_s(), decision, APPLIED if acts else ADVISED))
         ledger.moves[one.name] += 1

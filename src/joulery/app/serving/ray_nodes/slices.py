@@ -20,6 +20,34 @@ def nodes_of(site: Site) -> tuple[RayNodeConfig, ...]:
     return site.serving.engine.nodes if isinstance(site.serving.engine, RayEngine) else ()
 
 
+def shares_of_nodes(site: Site) -> dict[str, tuple[RayNodeConfig, ...]]:
+    """The nodes of each service, with the cores it has there; nodes where it has none are left out.
+
+    Services share the cores of each node equally; those that are left over go to the services with the fewest so far.
+
+    Raises:
+        InfeasibleError: There are more services than cores.
+    """
+    names = [service.name for service in site.services]
+    held = dict.fromkeys(names, 0)
+    found: dict[str, list[RayNodeConfig]] = {name: [] for name in names}
+    for node in nodes_of(site):
+        each, over = divmod(node.cores, len(names))
+        first = sorted(names, key=lambda name: (held[name], names.index(name)))[:over]
+        for name in names:
+            cores = each + (name in first)
+            held[name] += cores
+            if cores:
+                found[name].append(node.model_copy(update={"cores": cores}))
+    if nodes_of(site) and (without := [name for name in names if not held[name]]):
+        raise InfeasibleError(
+            f"the nodes have fewer cores than there are services: {', '.join(without)} would have none",
+            binding="serving.engine.nodes",
+            hint="list more nodes or cores, or give some services a site file of their own",
+        )
+    return {name: tuple(nodes) for name, nodes in found.items()}
+
+
 def node_slices(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
     """The ways to cut the cores of all nodes, each node's by themselves, and which node has which slice then."""
     return split({f"node:{node.name}": [cpu_slices(cut) for cut in core_partitions(node.cores)] for node in nodes})
@@ -31,9 +59,9 @@ def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
     Raises:
         CapabilityError: A node has more cores than this machine.
     """
-    nodes = nodes_of(site)
-    if not nodes:
+    if not nodes_of(site):
         return setup
+    nodes = shares_of_nodes(site)[setup.name]
     largest = max(nodes, key=lambda node: node.cores)
     if largest.cores > len(setup.cores):
         raise CapabilityError(

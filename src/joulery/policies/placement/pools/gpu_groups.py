@@ -110,6 +110,20 @@ def _deal(
     return {name: tuple(mine) for name, mine in pieces.items()}, {**held, **total}
 
 
+def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
+    """The ways the first of several GPUs may be cut while the others are left empty; of equal ones the fewest GPUs.
+
+    Args:
+        options: The ways to cut each, by its name.
+    """
+    names = list(options)
+    found: dict[tuple[Slice, ...], tuple[tuple[Slice, str], ...]] = {}
+    for count in range(1, len(names)):
+        for cut, assigned in split({name: options[name] for name in names[:count]}).items():
+            found.setdefault(cut, assigned)
+    return found
+
+
 def split(options: Mapping[str, Partitions]) -> SliceAssignment:
     """The ways several GPUs may be cut at once, equal ones once, and which GPU has which slice then.
 
