@@ -24,7 +24,7 @@ from reproduce.green.bound import BoundPoint, least_grams
 
 DAY = ("green", "green-paper", "green-paper:mu=1", "tiresias", "tiresias-requested", "gaia", "ecovisor", "green-lean")
 SMALL = ("green-paper", "pollux", "zeus", "green-lean")
-YEAR = ("green", "green-paper", "tiresias", "tiresias-requested", "pollux", "green-lean")
+YEAR = ("green", "green-paper", "tiresias", "tiresias-requested", "pollux", "green-lean", "lean")
 COURSES = ("green-paper", "tiresias", "gaia", "ecovisor", "green-lean")
 ABLATIONS = ("green", "green:fixed_gpus=1", "green:fixed_gpus=2", "green:las=1", "green:mu=1")
 MUS = ("green:mu=1", "green:mu=1.5", "green:mu=2", "green:mu=3")
@@ -32,9 +32,9 @@ QUANTA_MIN = (15, 30, 60)
 FRONTIER = (
     "tiresias", "tiresias-sleep", "tiresias-requested", "gaia", "pollux", "pollux:sleep=1:eta=0.5", "zeus",
     "zeus:sleep=1", "fifo", "green-paper", "green", "green-sleep", "green-swift", "green-lean",
-    "green-frugal", "green-swift:gamma_low=0.7",
-    "green-swift:gamma_low=0.6:theta=1.0:gamma_from=1.5:eta=0.4", "green-lean:gamma_low=0.78",
-    "green-frugal:gamma=0.88",
+    "green-frugal", "green-swift:gamma_low=0.6:theta=1.0:gamma_from=1.5:eta=0.4", "swift", "lean", "frugal",
+    "lean:price_ratio=0.05", "lean:price_ratio=0.1", "lean:price_ratio=0.3", "lean:price_ratio=0.6",
+    "lean:price_ratio=1.2",
 )  # fmt: skip
 PRICES_KG_PER_H = (0.0, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
 SIZES_S = (0.0, 600.0, 3600.0, 36_000.0, float("inf"))

@@ -17,10 +17,12 @@ from reproduce.green.figures import GreenFigures, PolicyOutcome
 _COLORS = {
     "green": "var(--v2)", "green-paper": "var(--good)", "green-paper:mu=1": "var(--idle)", "tiresias": "var(--v0)",
     "tiresias-requested": "var(--v5)", "gaia": "var(--v1)", "ecovisor": "var(--v4)", "pollux": "var(--v3)",
-    "zeus": "var(--accent)", "green-lean": "var(--bad)",
+    "zeus": "var(--accent)", "green-lean": "var(--bad)", "lean": "var(--bad)",
 }  # fmt: skip
+_OURS = ("green", "green-sleep", "swift", "lean", "frugal", "green-swift", "green-lean", "green-frugal")
 _NAMES = {
     "green-paper": "GREEN as published", "green": "GREEN, ours", "green-lean": "green-lean, ours",
+    "lean": "lean, ours", "swift": "swift, ours", "frugal": "frugal, ours",
     "green-paper:mu=1": "GREEN, no shifting", "tiresias": "Tiresias",
     "tiresias-requested": "Tiresias, GPUs as requested",
     "gaia": "GAIA", "ecovisor": "EcoVisor", "pollux": "Pollux", "zeus": "Zeus + Tiresias", "fifo": "first come",
@@ -59,11 +61,11 @@ def name_of(policy: str) -> str:
 
 def _tiles(made: GreenFigures) -> Html:
     base = next(one for one in made.frontier if one.policy == "tiresias")
-    lean = next(one for one in made.frontier if one.policy == "green-lean")
+    lean = next(one for one in made.frontier if one.policy == "lean")
     bound = bound_at(made, lean.mean_jct_s)
     reached = (base.cluster_kg - lean.cluster_kg) / max(1e-9, base.cluster_kg - bound)
     facts = (
-        ("green-lean: CO2e of the cluster", signed_percent(lean.cluster_kg / base.cluster_kg - 1), "against Tiresias"),
+        ("lean: CO2e of the cluster", signed_percent(lean.cluster_kg / base.cluster_kg - 1), "against Tiresias"),
         ("its mean completion time", signed_percent(lean.mean_jct_s / base.mean_jct_s - 1), "against Tiresias"),
         ("its slowest hundredth (p99)", signed_percent(lean.p99_jct_s / base.p99_jct_s - 1), "against Tiresias"),
         ("of the possible saving", percent(reached, 0), "no schedule of this speed can go below the bound"),
@@ -74,7 +76,7 @@ def _tiles(made: GreenFigures) -> Html:
 def _frontier(made: GreenFigures) -> Html:
     hour = 3600.0
     shown = [one for one in made.frontier if one.cluster_kg < 1.6 * made.frontier[0].cluster_kg]
-    slowest = 1.25 * max(one.mean_jct_s for one in shown if one.policy.startswith(("green", "tiresias")))
+    slowest = 1.25 * max(one.mean_jct_s for one in shown if _is_ours(one.policy) or one.policy.startswith("tiresias"))
     shown = [one for one in shown if one.mean_jct_s <= slowest]
     left_out = [name_of(one.policy) for one in made.frontier if one not in shown]
     dots = [
@@ -117,7 +119,7 @@ def _front(pairs: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray
 
 
 def _is_ours(policy: str) -> bool:
-    return policy.startswith("green") and not policy.startswith("green-paper")
+    return policy.partition(":")[0] in _OURS
 
 
 def _dot_name(policy: str) -> str:
@@ -133,7 +135,7 @@ def _dot_color(policy: str) -> str:
 
 def _evaluation(made: GreenFigures) -> Html:
     day = ("green-paper:mu=1", "tiresias", "gaia", "ecovisor", "green-lean")
-    year = ("green", "tiresias", "pollux", "green-lean")
+    year = ("green", "tiresias", "pollux", "lean")
     parts = [
         *_ratios("Fig. 8", "the testbed day", made.day, "green-paper", day),
         *_courses(made),
@@ -250,7 +252,7 @@ def _claims(found: Sequence[Claim]) -> Html:
 
 
 def _footer() -> Html:
-    about = [f"{policy}: {scheme(policy).about}" for policy in ("green", "green-swift", "green-lean", "green-frugal")]
+    about = [f"{policy}: {scheme(policy).about}" for policy in _OURS]
     words = (
         "Every number of ours is simulated, on a power model put together from measurements (A40 power as a share of "
         "its limit, T4 scaling); job classes are drawn uniformly; every policy alike knows intensities in hindsight."

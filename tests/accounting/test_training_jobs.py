@@ -85,6 +85,7 @@ def test_a_window_opens_at_the_first_progress_and_is_read_where_progress_moves()
     assert tally.job_w == {1: pytest.approx(600 / 60)}
     assert tally.slot_w == pytest.approx(5.0)
     assert tally.rate_per_slot_s == pytest.approx(0.03 / 60)
+    assert tally.rates == {1: pytest.approx(0.03 / 60)}
     assert tally.remaining_s == pytest.approx((1 - 0.04) / 0.0005)
     assert math.isnan(Tally().remaining_s)
 
@@ -93,6 +94,7 @@ def test_remaining_seconds_are_those_of_one_slot_and_stay_known_while_a_job_wait
     looks = [look(t, 0.01 * (t // 20), slots=4) for t in range(10, 110, 10)]
     tally = played([*looks, look(120, 0.05, slots=0)])
 
+    assert tally.rates == {4: pytest.approx(0.01 / 20)}
     # 0.01 every 20 s on four slots, 0.05 so far: 1,900 s more on four, 7,600 slot-seconds.
     assert tally.remaining_s == pytest.approx(7600.0)
 

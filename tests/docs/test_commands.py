@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from scripts.cli_page import OTHER_FORMS
 
 from joulery.ui.cli import cli
-from tests.docs.pages import ROOT, arguments, commands, name, pages, spans
+from tests.command import Done, joulery
+from tests.docs.pages import OPERATORS, ROOT, arguments, commands, name, pages, spans
 
 LEFT_OUT = {
     r"--zone (GB|electricity-maps|watttime)\b": "asks a service on the network",
@@ -42,6 +44,8 @@ LEFT_OUT = {
 }
 EXPECTED = {"lite9.onnx": 2, "0.0.0.0": 2}
 """Part of a command, and the exit code that its page shows."""
+NO_PROGRAM = {"config", "doctor", "jobs", "ledger", "plan", "profile", "report", "submit", "when"}
+"""These start no program: where nothing else is on the line, they run in this process."""
 EVERY = [(page, command) for page in pages() for command in commands(page) if "..." not in command]
 WORK = "print(sum(i * i for i in range(100_000)))\n"
 SACCT = """\
@@ -174,8 +178,11 @@ def test_the_commands_of_a_page_run(page: Path, folder: Path) -> None:
                 json.loads(done.stdout)
 
 
-def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """``command`` in a shell, in ``folder``."""
+def run(command: str, folder: Path, environment: Mapping[str, str]) -> Done | subprocess.CompletedProcess[str]:
+    """``command`` in ``folder``: in a shell, or in this process where it needs neither a shell nor a program."""
+    words = shlex.split(command, comments=True)
+    if words[0] == "joulery" and words[1] in NO_PROGRAM and not OPERATORS.intersection(words):
+        return joulery(*words[1:], folder=folder, environment=environment)
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )

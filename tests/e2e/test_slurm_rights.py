@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from joulery.adapters.clusters.slurm_rights import slurm_rights
 from tests.e2e.slurm_jobs import Daemon
 from tests.slurm_accounting import accounting_missing, slurm_database
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
+from tests.slurm_users import commands_of
 from tests.waiting import wait_until
 
 _REASON = missing() or accounting_missing()
@@ -71,17 +71,6 @@ class Site:
         """What Slurm says of every job."""
         return self.cluster.jobs()
 
-    def commands_of(self, user: str) -> dict[str, str]:
-        """An environment in which Slurm's commands run as that user."""
-        folder = self.cluster.folder / f"bin-{user}"
-        folder.mkdir(exist_ok=True)
-        for name in ("scontrol", "squeue", "sinfo", "sbatch", "scancel"):
-            real = shutil.which(name)
-            line = f"exec setpriv --reuid={user} --regid={user} --clear-groups {real}"
-            (folder / name).write_text(f'#!/bin/sh\n{line} "$@"\n')
-            (folder / name).chmod(0o755)
-        return {**self.cluster.env, "PATH": f"{folder}:{os.environ['PATH']}", "LOGNAME": user}
-
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
@@ -127,7 +116,7 @@ def test_jobs_are_scheduled_by_a_user_with_only_those_rights(site: Site, user: s
     (folder / "site.yaml").write_text(SITE.replace("STATE", str(folder / "state")))
     jobs = [site.submit(OWNER) for _ in range(4)] + [site.submit(OTHER) for _ in range(3)]
     others = set(jobs[4:])
-    daemon = Daemon(folder / "site.yaml", site.commands_of(user))
+    daemon = Daemon(folder / "site.yaml", commands_of(site.cluster, user))
     try:
         daemon.until(lambda entry: entry.get("do") == "hold" and entry["outcome"] == "applied", 60.0)
         held = wait_until(lambda: {n for n, job in site.jobs().items() if "joulery:held" in job["comment"]}, "a hold")

@@ -40,8 +40,8 @@ def site_file(folder: Path) -> Path:
 class Clients:
     """Sends requests without end, a few on one connection; what became of each is counted."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.sent = f"{url}/v2/models/sums/infer", 0
+    def __init__(self, url: str, service: str = "sums") -> None:
+        self.url, self.sent = f"{url}/v2/models/{service}/infer", 0
         self.outcomes: Counter[str] = Counter()
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(3)]

@@ -325,3 +325,26 @@ def test_what_goes_out_can_come_in_again(array: "np.ndarray[Any, Any]", binary: 
     assert call.request.inputs["x"].dtype == array.dtype
     assert call.request.inputs["x"].tobytes() == array.tobytes()
     assert call.request.inputs["x"].shape == array.shape
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=70),
+    st.sampled_from(["FP32", "FP64"]),
+)
+@example([1e300, 1.0], "FP32")
+@example([3.4028235677973366e38], "FP32")
+@example([-0.0, 5e-324], "FP32")
+def test_a_few_numbers_become_what_many_do(data: list[float], datatype: str) -> None:
+    """Short lists are packed on a path of their own; padded past its limit, the same numbers take the other."""
+    many = [*data, *[0.0] * (65 - len(data))]
+    found = []
+    for numbers in (data, many):
+        try:
+            found.append(parse(body(tensor("x", datatype, [len(numbers)], data=numbers))).request.inputs["x"])
+        except RequestError as error:
+            found.append(str(error))
+    few, padded = found
+    if isinstance(few, str) or isinstance(padded, str):
+        assert few == padded == f"input 'x' holds a number too large for {datatype}"
+    else:
+        assert few.dtype == padded.dtype and few.tobytes() == padded[: len(data)].tobytes()

@@ -1,6 +1,7 @@
 """What clients can do to the server: vanish, dawdle, flood, speak nonsense."""
 
 import asyncio
+import gc
 import json
 import socket
 from contextlib import suppress
@@ -67,6 +68,29 @@ async def test_a_connection_serves_request_after_request_also_pipelined() -> Non
         assert answer.count(b"HTTP/1.1 200 OK") == 4
         assert answer.count(b"connection: close") == 1
         assert len(gateway.records) == 4
+
+
+async def test_an_answered_request_leaves_nothing_to_the_garbage_collector() -> None:
+    """Its objects are freed at once: circles of references cost a gateway a tenth of its CPU time."""
+    async with serving(FakeEngine()) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+
+        async def requests(count: int) -> None:
+            for _ in range(count):
+                writer.write(REQUEST)
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+            await asyncio.sleep(0)
+
+        await requests(5)
+        gc.collect()
+        gc.disable()
+        try:
+            await requests(50)
+            assert gc.collect() < 50
+        finally:
+            gc.enable()
+        writer.close()
 
 
 async def test_the_answer_to_head_has_no_body() -> None:

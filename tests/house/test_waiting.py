@@ -21,6 +21,7 @@ LOAD = {
     "adapters/meters/test_tree.py": (1, "the kernel adds up CPU time every few milliseconds"),
     "benchmarks/test_gpu.py": (1, "one pass of a model"),
     "e2e/slurm_forty.py": (1, "a controller that is away"),
+    "e2e/slurm_kills.py": (1, "the scheduler is killed at random moments"),
     "e2e/slurm_plays.py": (2, "jobs are submitted at their times, and sampled four times a second"),
     "e2e/test_measure.py": (4, "a run is interrupted at many moments"),
     "e2e/test_serving.py": (1, "workers are killed under load"),

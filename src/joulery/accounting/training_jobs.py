@@ -82,6 +82,7 @@ class Tally:
         quality: Weakest quality of the energy.
         window: The present stretch; None while it waits.
         job_w: Power of the job by number of slots, W, over the windows of its efficiency.
+        rates: Progress a second by number of slots, in the last window on each.
     """
 
     executed_s: float = 0.0
@@ -97,6 +98,7 @@ class Tally:
     quality: Quality = Quality.MEASURED
     window: JobWindow | None = None
     job_w: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    rates: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def degradation(self, slots: int, least: int) -> float:
         """``EFF(slots) / EFF(least)`` in [0.05, 1] (Eq. 4); NaN until both are measured."""
@@ -200,7 +202,9 @@ def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
         return tally
     gained = look.progress_ratio - window.open_ratio
     rate = gained / (window.elapsed_s * window.slots)
-    tally = replace(tally, rate_per_slot_s=rate, window=replace(window, last_ratio=look.progress_ratio))
+    rates = MappingProxyType({**tally.rates, window.slots: rate * window.slots})
+    window = replace(window, last_ratio=look.progress_ratio)
+    tally = replace(tally, rate_per_slot_s=rate, rates=rates, window=window)
     if not window.energy_j > 0:
         return tally
     known = {**tally.efficiency, window.slots: gained / window.energy_j}

@@ -18,12 +18,15 @@ import numpy as np
 from joulery.accounting.past import HeldPower, PastUse, past_use, split_at, within
 from joulery.adapters.clusters.sacct import read_sacct
 from joulery.app.simulation.site_power import KnownPower, known_power
+from joulery.app.simulation.site_speed import KnownSpeed, known_speed
 from joulery.app.wiring.carbon import source_from_flags
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.cluster import PastJob
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import ConfigError, DataError
 from joulery.months import month_of, next_month_s
+from joulery.perf.job_speed import LearnedRatio as LearnedRatio
+from joulery.perf.power.training_power import RTX3090_W
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.node_groups import NodeGroup, groups_of
 from joulery.sim.training.savings import BASE as BASE
@@ -218,29 +221,53 @@ def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
     return values
 
 
-def write_trace(jobs: Sequence[PastJob], path: Path) -> int:
+def write_trace(jobs: Sequence[PastJob], path: Path, folder: Path | None = None) -> int:
     """The jobs as ``joulery simulate --trace`` reads them: those of :func:`held_gpus`, the first at 0 s.
 
-    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs. There is a column
-    of GPU types where the log names any.
+    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs, and as learned
+    where its kind's speed on several numbers of GPUs is (column ``speedup``, ``1:1 2:1.9 4:3.4``). There is a column of
+    GPU types where the log names any, and of power where that is known (``gpu_w``: W per GPU with a
+    share of the node).
+
+    Args:
+        jobs: The jobs.
+        path: The file.
+        folder: State folder of a scheduler with what agents measured; None for none.
 
     Raises:
         DataError: No job held a GPU.
         CapabilityError: The disk refuses.
+        ConfigError: The folder is no scheduler's.
     """
     held = held_gpus(jobs)
+    power, speed = known_power(held.jobs, folder), known_speed(held.jobs, folder)
     submit_s = np.rint(held.submit_s - held.submit_s[0]).astype(np.int64).tolist()
-    duration_s = (held.elapsed_s * held.gpus).round(3).tolist()
+    speedups = [speed.speedup(at) for at in range(len(held.jobs))]
+    work = [_work_ratio(int(gpus), speedup) for gpus, speedup in zip(held.gpus, speedups, strict=True)]
+    duration_s = (held.elapsed_s * np.array(work)).round(3).tolist()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     columns = {"job_id": held.ids, "submit_s": submit_s, "duration_s": duration_s, "num_gpus": held.gpus.tolist()}
     if any(job.gpu_type for job in held.jobs):
         columns["gpu_type"] = tuple(job.gpu_type for job in held.jobs)
+    if any(speedups):
+        columns["speedup"] = tuple(" ".join(f"{n}:{ratio:.4g}" for n, ratio in sorted(one.items())) for one in speedups)
+    if power.assumed < len(held.jobs):
+        columns["gpu_w"] = tuple("" if math.isnan(watts) else f"{watts:.4g}" for watts in power.job_w.tolist())
     table.writerow(columns)
     table.writerows(zip(*columns.values(), strict=True))
     with disk_errors(path):
         write_atomically(path, lambda file: file.write(text.getvalue().encode()))
     return len(held.ids)
+
+
+def _work_ratio(gpus: int, speedup: Mapping[int, float]) -> float:
+    """Work that a job does a second, in seconds of one GPU: ideal up to the smallest number known, then as known."""
+    points = sorted(speedup)
+    if len(points) < 2 or gpus <= points[0]:
+        return float(gpus)
+    logs = [math.log(speedup[n] * points[0] / n) for n in points]
+    return float(gpus * np.exp(min(0.0, np.interp(gpus, points, logs))))
 
 
 def _submitted_s(job: PastJob) -> float:
@@ -322,12 +349,16 @@ class SiteSavings:
         power: Whose power was measured, learned and assumed.
         node_gpus: GPUs of a node, where all nodes are alike.
         groups: Groups of nodes with a GPU type each; none where all nodes are alike.
+        speed: What was measured, learned and assumed of the jobs' speed.
+        moved: How many jobs may run on several GPU types.
     """
 
     savings: Savings
     power: KnownPower
     node_gpus: int
     groups: tuple[NodeGroup, ...] = ()
+    speed: KnownSpeed | None = None
+    moved: int = 0
 
 
 def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
@@ -346,17 +377,36 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
     if gpus is not None and gpus < int(held.gpus.max()):
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")
     carbon = Intensity(hourly_from(report.intensity, held.first_s))
-    power = known_power(held.jobs, wanted.folder)
-    node = node_of(wanted.node_gpus or 2)
-    known_w = power.job_w if power.assumed < len(held.jobs) else None
-    groups = () if wanted.nodes is None else _groups(wanted)
-    reach = _reach(held.jobs, groups) if groups else None
-    machines = SiteMachines(node, known_w, wanted.node_gpus is not None or bool(groups), groups, reach)
+    power, speed = known_power(held.jobs, wanted.folder), known_speed(held.jobs, wanted.folder)
+    machines = _machines(wanted, held.jobs, power, speed)
     saved = savings(
         held.submit_s, held.elapsed_s, held.gpus, carbon, wanted.policy, at_once if gpus is None else gpus,
         wanted.samples, machines,
     )  # fmt: skip
-    return SiteSavings(saved, power, node.gpus, groups)
+    moved = sum(map(speed.movable, held.jobs)) if machines.type_speed is not None else 0
+    return SiteSavings(saved, power, machines.node.gpus, machines.groups, speed, moved)
+
+
+def _machines(wanted: WhatIf, jobs: Sequence[PastJob], power: KnownPower, speed: KnownSpeed) -> SiteMachines:
+    """The nodes that the flags name, with what is known of the jobs."""
+    groups = () if wanted.nodes is None else _groups(wanted)
+    machines = SiteMachines(
+        node_of(wanted.node_gpus or 2),
+        power.job_w if power.assumed < len(jobs) else None,
+        wanted.node_gpus is not None or bool(groups),
+        groups,
+        _reach(jobs, groups, speed) if groups else None,
+        tuple({gpus: known.ratio for gpus, known in profile.items()} for profile in speed.profiles),
+        speed.profile if speed.profiles else None,
+    )
+    if not groups or not any(map(speed.movable, jobs)):
+        return machines
+    typed = (
+        replace(group, speed_ratio=speed.speed_of(group.type), limit_w=RTX3090_W * speed.watts_of(group.type))
+        for group in groups
+    )
+    type_speed, type_watts = speed.of(jobs)
+    return replace(machines, groups=tuple(typed), type_speed=type_speed, type_watts=type_watts)
 
 
 _GROUP = re.compile(r"([\w.-]+):(\d{1,6})x(\d{1,4})")
@@ -377,11 +427,16 @@ def _groups(wanted: WhatIf) -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
-def _reach(jobs: Sequence[PastJob], groups: Sequence[NodeGroup]) -> IntArray:
-    """The groups that each job may run on: those of the type it ran on, all where the log names none."""
+def _reach(jobs: Sequence[PastJob], groups: Sequence[NodeGroup], speed: KnownSpeed) -> IntArray:
+    """The groups that each job may run on: those of the type it ran on, all where the log names none.
+
+    A job whose owner named no type may run on every type whose speed is known, too.
+    """
     known = {kind: groups_of(groups, kind, "") for kind in {job.gpu_type for job in jobs}}
+    any_type = sum(1 << at for at, group in enumerate(groups) if group.type in speed.types)
     for job in jobs:
         if not known[job.gpu_type]:
             types = ", ".join(sorted({group.type for group in groups}))
             raise DataError(f"job {job.id} ran on GPUs of type {job.gpu_type}, --nodes names {types}")
-    return np.array([known[job.gpu_type] for job in jobs], np.int64)
+    bits = [known[job.gpu_type] | (any_type if speed.movable(job) else 0) for job in jobs]
+    return np.array(bits, np.int64)

@@ -49,7 +49,8 @@ class RecordedTrace(Section):
     kind: Literal["file"]
     file: InputFile
     """A CSV file with a header: submit_s and duration_s, one row a job in order of submission; num_gpus is used
-    too, and gpu_type and partition where the cluster has groups (empty for any)."""
+    too, gpu_type and partition where the cluster has groups (empty for any), gpu_w (W per GPU with its share of the
+    node) and speedup (by number of GPUs over the smallest: 1:1 2:1.9 4:3.4) where known."""
 
 
 class NodeGroupConfig(Section):

@@ -80,10 +80,11 @@ class RayEngine(Section):
     claim_ratio: Annotated[float, Field(gt=0, le=1)] = Field(alias="claim", default=0.5)
     """CPUs that a replica reserves in Ray for each core; above 0.5 old and new replicas may not fit side by side."""
 
-    direct: bool = False
-    """Whether requests go to replicas on connections of their own, not through Ray. Replicas then listen at a port of
-    their node, on loopback in a local cluster, and answer who has their token; unencrypted, as Ray's own traffic. A
-    request that a replica leaves unanswered as it ends is asked again elsewhere."""
+    direct: bool | None = None
+    """Whether requests go to replicas on connections of joulery's own, not through Ray's handle; unencrypted, as Ray's
+    own traffic, and only who has a replica's token is answered. Left out: over loopback, to replicas on joulery's own
+    machine. With true, replicas of a cluster elsewhere listen at their node's address. With false, or where a replica
+    cannot be reached, its requests pass through Ray's handle."""
     nodes: tuple[RayNodeConfig, ...] = ()
     """Nodes that replicas are placed on, each metered, with its grid; requests go to the cleaner grid first. When left
     out, Ray places replicas, and the nodes of a cluster elsewhere are metered without grams."""

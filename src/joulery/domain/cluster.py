@@ -282,6 +282,7 @@ class PastJob:
         gpus, cpus, nodes: Resources it held.
         measured_j: Energy the cluster itself measured; NaN where it did not.
         gpu_type: Type of its GPUs; empty where the accounting names none, or several.
+        any_type: Whether its owner asked for GPUs of any type; False where the accounting does not say.
     """
 
     id: str
@@ -299,3 +300,4 @@ class PastJob:
     nodes: int
     measured_j: float = field(default=float("nan"))
     gpu_type: str = ""
+    any_type: bool = False

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
@@ -166,6 +167,11 @@ class Gateway:
         try:
             if self._credential is not None and path not in self._open and not path.startswith("/static/"):
                 self._authorise(scope["headers"])
+            if path.startswith("/v2/") and path.endswith("/infer"):
+                service, variant = _model_at(path)
+                only(scope, "POST")
+                await self._infer(scope, exchange, receive, send, service, variant)
+                return
             if path.startswith("/v1/"):
                 if self.text is None:
                     raise RefusedError(404, f"no endpoint {path[:200]}: this site serves no language model")
@@ -177,11 +183,7 @@ class Gateway:
                 await self.admin(scope, receive, send)
                 return
             parts = path.split("/")
-            if parts[-1] == "infer":
-                service, variant = _model_of(parts)
-                only(scope, "POST")
-                await self._infer(scope, exchange, receive, send, service, variant)
-            elif parts[-1] == "feedback" and parts[2:3] == ["models"] and len(parts) == 5:
+            if parts[-1] == "feedback" and parts[2:3] == ["models"] and len(parts) == 5:
                 only(scope, "POST")
                 await self._label(scope, exchange, receive, send, parts[3])
             else:
@@ -220,7 +222,8 @@ class Gateway:
             sent: Headers = [_JSON if answer.json_bytes is None else _BINARY, *self._cost(response.variant, share)]
             if answer.json_bytes is not None:
                 sent.append((b"inference-header-content-length", b"%d" % answer.json_bytes))
-            await reply(send, exchange, 200, answer.body, sent)
+            if exchange is None or not exchange.answer(200, sent, answer.body):
+                await reply(send, None, 200, answer.body, sent)
             self.answered(service, call.id, call.request, arrival_s, response, share)
         except RequestError as error:
             await self._fail(send, exchange, service, arrival_s, error)
@@ -374,6 +377,12 @@ def _metadata(service: str, views: list[ReplicaView]) -> dict[str, Any]:
     )
     versions = sorted({view.spec.variant for view in views})
     return {"name": service, "versions": versions, "platform": shown.platform, "inputs": inputs, "outputs": outputs}
+
+
+@lru_cache(64)
+def _model_at(path: str) -> tuple[str, str]:
+    """Service and variant of the path of an inference request."""
+    return _model_of(path.split("/"))
 
 
 def _model_of(parts: list[str]) -> tuple[str, str]:

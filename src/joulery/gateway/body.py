@@ -86,7 +86,8 @@ class BodyReader:
         """
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RefusedError(415, "bodies are taken as they are, without content-encoding")
-        if (length_of(headers.get(b"content-length"), "Content-Length") or 0) > self.limits.body_bytes:
+        length = headers.get(b"content-length")
+        if length is not None and (length_of(length, "Content-Length") or 0) > self.limits.body_bytes:
             raise self._too_large()
         message = await receive()
         body: bytes = message.get("body", b"")

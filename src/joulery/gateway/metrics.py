@@ -28,6 +28,8 @@ from joulery.gateway.families import Family as Family
 from joulery.gateway.families import Registry as Registry
 
 _STEPS = (1.0, 2.5, 5.0)
+_TOGETHER = 256
+"""Requests that are counted at once: one by one takes five times the CPU time."""
 LATENCY_BUCKETS_S = tuple(round(step * 10.0**power, 9) for power in range(-4, 3) for step in _STEPS)
 ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-4, 5) for step in _STEPS)
 
@@ -177,6 +179,7 @@ class Metrics:
         mode: str = "advise",
     ) -> None:
         self.registry = Registry(METRICS)
+        self.registry.register(_BeforeScrape(self._count_all))
         self._services = set(services)
         self._mode = mode
         self._requests = self._counter("joulery_requests_total")
@@ -186,6 +189,7 @@ class Metrics:
         self._energy = self._histogram("joulery_request_energy_joules", ENERGY_BUCKETS_J)
         self._outcomes: dict[tuple[str, Outcome], Counter] = {}
         self._answers: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
+        self._uncounted: list[RequestRecord] = []
         self._causes = Bounded()
         self.registry.register(_SnapshotCollector(latest))
 
@@ -194,7 +198,17 @@ class Metrics:
         self._services.update(services)
 
     def request(self, record: RequestRecord) -> None:
-        """Count one request that ended. Called on the hot path: children are looked up once and kept."""
+        """Count one request that ended, at the next scrape at the latest. Called on the hot path."""
+        self._uncounted.append(record)
+        if len(self._uncounted) >= _TOGETHER:
+            self._count_all()
+
+    def _count_all(self) -> None:
+        records, self._uncounted = self._uncounted, []
+        for record in records:
+            self._count(record)
+
+    def _count(self, record: RequestRecord) -> None:
         service = record.service if record.service in self._services else OTHER
         counter = self._outcomes.get((service, record.outcome))
         if counter is None:
@@ -232,6 +246,22 @@ class Metrics:
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
         family = _BY_NAME[name]
         return Histogram(name, family.help, family.labels, buckets=buckets, registry=self.registry)
+
+
+class _BeforeScrape(Collector):
+    """Exports nothing; registered first, it counts what the other collectors export."""
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        self._count_all = count
+
+    def describe(self) -> Iterator[Metric]:
+        """No family."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """No family."""
+        self._count_all()
+        return iter(())
 
 
 class _SnapshotCollector(Collector):

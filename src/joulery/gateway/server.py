@@ -80,6 +80,9 @@ class _Exchange:
     def end(self) -> None:
         """The request is done with."""
         self.connection.running = None
+        # Here ends a circle of references: without it each request waits for the garbage collector.
+        self.task = None
+        self.cycle.scope["extensions"] = {}
 
     def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False) -> bool:
         """Do what uvicorn does for two messages, in one write; leave it to uvicorn where there is more to it."""

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
 from joulery.adapters.clusters.slurm_commands import Done, command_runner
+from joulery.adapters.clusters.slurm_comments import has_reason, owner_words, with_reason
 from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
 from joulery.domain.cluster import Hold, JobState, Order, Release, Split, Start, Stop
-from joulery.domain.errors import ActuationError, CapabilityError, DataError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.runtime.schedule.scheduler import release_all
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
@@ -37,6 +40,13 @@ def test_gpus_of_the_nodes_that_are_up_and_a_note_on_the_others() -> None:
     assert seen.slots == 8
     assert seen.notes[:3] == ("node g2 is idle*", "node g3 is down", "node g5 is draining")
     assert seen.notes[3:] == ("node g8 is idle^", "node g9 is reserved", "node ga is mixed$", "node gb is idle@")
+
+
+def test_partitions_without_gpus_are_named_and_a_slurm_conf_that_is_no_file_is_an_error(tmp_path: Path) -> None:
+    notes = backend(FakeSlurm(nodes=[]), partitions=("nope", "gpu")).snapshot().notes
+    assert notes == ("Slurm has no node with GPUs in nope, gpu: sinfo -N -O nodelist,partition,gres",)
+    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is no file"):
+        command_runner(1.0, tmp_path / "slurm.conf")
 
 
 def test_a_job_is_spread_as_before_while_every_node_is_down() -> None:
@@ -221,6 +231,58 @@ def test_without_the_right_to_admin_comment_this_is_said_once_and_the_owners_com
     assert "only an administrator" in cluster.explain({1: "rank 1"})
     assert cluster.explain({1: "rank 1"}) == ""
     assert slurm.jobs[1]["comment"] == "mine joulery:held"
+
+
+@pytest.mark.parametrize("rights", ["admin", "operator"])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_opt_in_writes_the_reason_behind_the_owners_words_and_takes_it_back(rights: str, as_json: bool) -> None:
+    slurm = FakeSlurm(rights=rights, json=as_json)
+    mine = {1: "joulery:min=1,max=4", 2: "", 3: "a  [note] of mine"}
+    for number, comment in mine.items():
+        slurm.submit(number, comment=comment)
+    cluster = backend(slurm, reason_in_comment=True)
+    cluster.snapshot()
+    for number in mine:
+        cluster.apply(Hold(number))
+    for at in (1, 2):
+        cluster.snapshot()
+        assert cluster.explain(dict.fromkeys((1, 2, 3), f"rank {at} [of 3]")) == ""
+        mark = "" if rights == "admin" else "joulery:held "
+        shown = [slurm.jobs[number]["comment"] for number in mine]
+        assert shown == [f"{own} {mark}[joulery: rank {at} (of 3)]".lstrip() for own in mine.values()]
+    count = len(slurm.commands)
+    jobs = cluster.snapshot().jobs
+    assert [(job.held_by_us, job.max_slots) for job in jobs] == [(True, 4), (True, 1), (True, 1)]
+    cluster.explain(dict.fromkeys(mine, "rank 2 [of 3]"))
+    assert not any("update" in words for words in slurm.commands[count:]), "what is there is not written again"
+    cluster.apply(Start(1, 1))
+    assert release_all(cluster) == [2, 3]
+    assert {number: job["comment"] for number, job in slurm.jobs.items()} == mine
+    assert {job["admin_comment"] for job in slurm.jobs.values()} == {""}
+
+
+def test_what_its_owner_wrote_since_the_last_look_stays_and_a_long_text_gets_none_of_ours() -> None:
+    slurm = FakeSlurm()
+    for number, comment in ((1, "old"), (2, "x" * 701)):
+        slurm.submit(number, comment=comment)
+    cluster = backend(slurm, reason_in_comment=True)
+    cluster.snapshot()
+    for number in (1, 2):
+        cluster.apply(Hold(number))
+    cluster.snapshot()
+    slurm.jobs[1]["comment"] = "new"
+    cluster.explain({1: "rank 1", 2: "rank 2"})
+    assert slurm.jobs[1]["comment"] == "new [joulery: rank 1]"
+    assert slurm.jobs[2]["comment"] == "x" * 701 and slurm.jobs[2]["admin_comment"] == "green:held rank 2"
+
+
+@given(st.text(alphabet="ab []:joulery=,", max_size=60), st.text(max_size=300), st.booleans())
+def test_the_owners_words_are_what_is_left(own: str, text: str, held: bool) -> None:
+    own = owner_words(own)  # an owner who writes joulery's own words loses them
+    marked = f"{own} joulery:held".lstrip() if held else own
+    shown = with_reason(marked, text)
+    assert owner_words(shown) == own and has_reason(shown) and len(shown) <= len(marked) + 253
+    assert with_reason(shown, text) == shown, "written once"
 
 
 def test_an_operator_marks_jobs_behind_their_owners_words() -> None:

@@ -99,7 +99,7 @@ def test_only_root_submits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "minutes"),
-    [(90, 90), ({"set": True, "number": 5}, 5), ({"infinite": True}, 0), (4294967295, 0), (None, 0)],
+    [(90, 90), ({"set": True, "number": 5}, 5), ({"infinite": True}, 0), (4294967295, 0), (525600, 0), (None, 0)],
 )
 def test_time_limits_of_every_version(limit: Any, minutes: int) -> None:
     assert record(time_limit=limit).limit_min == minutes

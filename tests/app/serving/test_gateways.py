@@ -1,11 +1,13 @@
 """Several gateways in the site file: what fits, what does not, and how their processes are found again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from joulery.app.serving.gateways.handle import check_gateways
+from joulery.adapters.engines.shared.control import Welcome
+from joulery.app.serving.gateways.handle import first_unstored
 from joulery.app.serving.gateways.processes import LocalGateways, state_folder
 from joulery.config import load
 from joulery.config.serving import ServingConfig
@@ -48,13 +50,6 @@ def test_grpc_has_one_port_for_all_gateways(grpc: str, gateways: dict[str, objec
     assert ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}}).grpc == "127.0.0.1:1"
 
 
-def test_gpus_of_this_machine_are_one_gateways(tmp_path: Path) -> None:
-    text = {"fleet: {cpu: {cores: 2}}": "fleet: {devices: [{gpu: 0}]}", "drain: 2 s}": "drain: 2 s, gateways: {}}"}
-    with pytest.raises(ConfigError, match="one gateway alone") as caught:
-        check_gateways(load(toy_site(tmp_path, changed=text)))
-    assert caught.value.hint
-
-
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     site = load(toy_site(tmp_path, changed={"drain: 2 s}": "drain: 2 s, gateways: {state: state}}"}))
     folder = state_folder(site)
@@ -63,6 +58,15 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its user's alone") as caught:
         state_folder(site)
     assert caught.value.hint == f"chmod 700 {folder}"
+
+
+@pytest.mark.parametrize(("rows", "first"), [(0, 7), (40, 7), (48, 7), (4 * 48 + 5, 9)])
+def test_rows_that_a_killed_controller_wrote_last_are_not_taken_again(tmp_path: Path, rows: int, first: int) -> None:
+    """Entry 5 is the first in its file; it reported entries below 7 as stored, and was killed."""
+    (tmp_path / "requests.rows").write_bytes(bytes(rows))
+    found = Welcome(1, "toys", None, 0.0, 7, (str(tmp_path), 5), 0.0, (), "i", {})
+    assert first_unstored(found) == first
+    assert first_unstored(replace(found, stored=("", 0))) == 7
 
 
 def test_a_changed_site_file_starts_other_gateways(tmp_path: Path) -> None:

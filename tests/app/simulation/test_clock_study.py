@@ -1,18 +1,16 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.command import Done, joulery
+
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "muserve-8gpu.yaml"
 
 
-def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "joulery", "simulate", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def simulate(*arguments: str | Path) -> Done:
+    return joulery("simulate", *arguments)
 
 
 def test_the_contract_and_ones_own_arrivals(tmp_path: Path) -> None:

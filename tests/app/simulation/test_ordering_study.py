@@ -8,18 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.command import Done, joulery
 from tests.data_folder import data_folder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "ssjf.yaml"
 
 
-def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "joulery", "simulate", str(EXAMPLE), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def simulate(*arguments: str | Path) -> Done:
+    return joulery("simulate", EXAMPLE, *arguments)
 
 
 def test_speculation_on_the_released_predictions() -> None:
@@ -62,7 +58,8 @@ def test_the_example_runs_on_made_up_requests_and_says_so() -> None:
     document = json.loads(done.stdout)
     assert document["requests"] == "made up"
     assert {"policy", "mean_jct_s", "p99_jct_s", "max_wait_s", "throughput_rps"} <= set(document["results"][0])
-    assert simulate("--seeds", "1", "--json").stdout == done.stdout
+    line = [sys.executable, "-m", "joulery", "simulate", str(EXAMPLE), "--seeds", "1", "--json"]
+    assert subprocess.run(line, capture_output=True, text=True).stdout == done.stdout, "in another process too"
     assert "every number is simulated" in simulate("--seeds", "1").stdout
 
 

@@ -3,7 +3,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from joulery.app.simulation.known_jobs import with_known
+from joulery.domain.errors import DataError
+from joulery.perf.power.training_power import NodePower
+from joulery.sim.training.plant import Jobs
+from tests.command import Done, joulery
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 KEYS = {
@@ -12,22 +19,21 @@ KEYS = {
 }  # fmt: skip
 
 
-def simulate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "joulery", "simulate", *map(str, arguments)], capture_output=True, text=True, timeout=120
-    )
+def simulate(*arguments: str | Path) -> Done:
+    return joulery("simulate", *arguments)
 
 
 @pytest.mark.parametrize("name", ["green-day.yaml", "green-year.yaml"])
 def test_the_examples_keep_the_contract(name: str) -> None:
-    done = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    ask = ("simulate", str(EXAMPLES / name), "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
+    done = joulery(*ask)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [row["policy"] for row in document["results"]] == ["green", "tiresias"]
     assert all(set(row) >= KEYS for row in document["results"])
     assert document["quality"] == "simulated" and document["regions"][0]["quality"] == "assumed"
-    again = simulate(EXAMPLES / name, "--days", "1", "--policies", "green,tiresias", "--seed", "3", "--json")
-    assert again.stdout == done.stdout
+    again = subprocess.run([sys.executable, "-m", "joulery", *ask], capture_output=True, text=True)
+    assert again.stdout == done.stdout, "in another process, with another hash seed"
 
 
 def test_jobs_are_placed_where_a_scenario_says_how_large_its_nodes_are(tmp_path: Path) -> None:
@@ -195,3 +201,43 @@ def test_a_trace_that_steps_back_is_refused_with_its_row(tmp_path: Path) -> None
     trace.write_text("submit_s,duration_s\n10,0\n")
     done = simulate(EXAMPLES / "green-day.yaml", "--trace", trace)
     assert done.returncode == 2 and "duration of 0.0 s" in done.stderr
+
+
+KNOWN = """
+scenario: 1
+kind: training
+trace: {kind: file, file: jobs.csv}
+regions: [{name: x, carbon: {kind: typical, zone: GB}}]
+"""
+
+
+def test_what_a_trace_knows_of_its_jobs_is_used_in_place_of_the_drawn_kind(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(
+        "submit_s,duration_s,num_gpus,speedup,gpu_w\n0,6000,4,1:1 2:1.8 4:3,420\n0,6000,2,1:1 2:1.8 4:3,420\n"
+    )
+    (tmp_path / "known.yaml").write_text(KNOWN)
+    done = simulate(tmp_path / "known.yaml", "--policies", "fifo", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["results"]
+    assert row["mean_jct_s"] == pytest.approx((6000 / 3 + 6000 / 1.8) / 2)
+    assert row["job_energy_kwh"] == pytest.approx((4 * 2000 + 2 * 6000 / 1.8) * 420 / 3.6e6, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ("1:1 2:x,", "speedup is 'x', expected a number above 0"),
+        ("2:1.5 4:3,", "expected 1 for the fewest GPUs"),
+        ("two,", "expected such as '1:1 2:1.9 4:3.4'"),
+        (",nan", "gpu_w is 'nan', expected a number above 0"),
+        (",-5", "gpu_w is '-5'"),
+    ],
+)
+def test_what_a_trace_cannot_know_is_an_error_with_its_row(tmp_path: Path, cells: str, says: str) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text(f"submit_s,duration_s,num_gpus,speedup,gpu_w\n0,600,1,,\n5,600,1,{cells}\n")
+    one = np.ones(2, np.int64)
+    jobs = Jobs(np.array([0.0, 5.0]), np.full(2, 600.0), 0 * one, one, one)
+    with pytest.raises(DataError) as error:
+        with_known(jobs, file, NodePower())
+    assert says in str(error.value) and "jobs.csv:3:" in str(error.value)

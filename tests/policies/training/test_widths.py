@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import ConfigError
 from joulery.policies.training.green import Green
 from joulery.policies.training.queues import TrackedJob
-from joulery.policies.training.widths import JobWidths, WidthPrices, prices, with_power
+from joulery.policies.training.widths import JobWidths, WidthPrices, prices, with_measured, with_power
 from tests.policies.training.test_green import view
 
 points = st.dictionaries(
@@ -106,6 +106,33 @@ def test_power_is_learned_where_efficiency_is_and_follows_slowly() -> None:
     assert first == {0: {2: 500.0}}
     assert after(first, 503.0) is first
     assert after(first, 580.0) == {0: {2: 510.0}}
+
+
+def test_a_first_outlier_of_efficiency_fades_and_what_never_changes_stays_the_same_object() -> None:
+    def after(known: object, *degradation: float) -> object:
+        count = len(degradation)
+        seen = view(0.0, [4] * count, list(degradation), kind=np.zeros(count, np.int64))
+        return with_measured(known, seen)  # type: ignore[arg-type]
+
+    assert after({}, np.nan) == {}
+    known = after({}, 0.2)
+    assert known == {0: {4: 0.2}}
+    assert after(known, 0.2, np.nan) is known
+    assert after(known, 0.6) == {0: {4: pytest.approx(0.25)}}
+    assert after(known, 0.6, 0.65) == {0: {4: pytest.approx(0.30)}}, "jobs of one round count one after another"
+    for _ in range(30):
+        known = after(known, 0.8)
+    assert known == {0: {4: pytest.approx(0.8, abs=0.02)}}
+
+
+def test_a_kind_that_looked_wasteful_once_widens_again_when_it_proves_otherwise() -> None:
+    policy = Green(price_ratio=0.2, cap=4, theta=1.0)
+    rows = {"kind": np.zeros(2, np.int64), "job_w": np.array([300.0, 560.0])}
+    seen = policy.step(policy.initial(), view(0.0, [1, 2], [1.0, 0.4], **rows)).state
+    assert policy._widths(seen, view(0.0, [], [])).newcomer(0, 2).gpus == 1
+    for at in range(1, 20):
+        seen = policy.step(seen, view(1800.0 * at, [1, 2], [1.0, 0.97], **rows)).state
+    assert policy._widths(seen, view(0.0, [], [])).newcomer(0, 2).gpus == 2
 
 
 def test_what_a_policy_knows_of_power_survives_a_restart_and_an_earlier_journal_is_read() -> None:

@@ -39,6 +39,12 @@ def test_a_running_job_of_another_size_is_stopped_and_one_of_its_size_is_left() 
     assert todo(8, jobs, {1: 2, 2: 2, 3: 0, 4: 2}) == [Stop(1)], "job 3 runs on: no job needs its slot"
 
 
+def test_a_running_job_loses_the_hold_or_the_mark_that_a_killed_scheduler_left_on_it() -> None:
+    """Released, killed before the mark was removed: its owner's own hold would later count as joulery's."""
+    jobs = [job(1, R, 1, held=True, marked=True), job(2, R, 1, marked=True), job(3, R, 1), job(4, S, 1, marked=True)]
+    assert todo(8, jobs, {1: 1, 2: 1, 3: 1, 4: 0}) == [Release(1), Release(2)], "one that stops keeps its mark"
+
+
 def test_a_job_stops_only_when_its_successor_could_start_there_and_then() -> None:
     running, target = job(1, R, 1), {2: 1, 1: 0}
     assert todo(1, [running, job(2, held=True)], target) == [Start(2, 1)], "released first, so that Slurm judges it"

@@ -114,6 +114,8 @@ def test_jobs_grow_while_it_pays_and_every_one_ends(world) -> None:
     (over,) = world.said("over")
     assert over["energy_j"] == pytest.approx(world.cluster.energy[1].energy_j, rel=0.02)
     assert over["carbon_g"] == pytest.approx(over["energy_j"] * 300 / 3.6e6)
+    assert set(over["rates"]) >= {"2", "3"}, "what-if learns from the log how jobs scale"
+    assert over["rates"] == {n: pytest.approx(0.002 * int(n) ** 0.9, rel=0.1) for n in over["rates"]}
     state = world.scheduler.state
     assert (state.target, state.tallies, state.submitted_s, state.who, state.energy_seen) == ({}, {}, {}, {}, {})
 

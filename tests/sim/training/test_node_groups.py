@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.arrays import IntArray
@@ -75,6 +75,7 @@ def test_a_cluster_of_one_group_is_the_cluster_without_groups(seed: int, name: s
 
 
 @settings(max_examples=12, deadline=None)
+@example(0, "lean", [2])  # the first moment, with every node awake, takes most
 @given(
     st.integers(0, 1000),
     st.sampled_from(SCHEMES),

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.perf.power.training_power import RTX3090_CLASSES, NodePower, power_table
+from joulery.perf.power.training_power import RTX3090_CLASSES, NodePower, power_table, widened
 from joulery.sim.core.hourly_intensity import Intensity
+from joulery.sim.core.streams import Streams
+from joulery.sim.training.node_groups import NodeGroup
 from joulery.sim.training.plant import Jobs
-from joulery.sim.training.savings import savings
+from joulery.sim.training.savings import _sampled_jobs, savings
 from joulery.sim.training.site_machines import SiteMachines, classes_of, node_of
 from joulery.sim.training.study import Setting, run_scheme
 
@@ -80,3 +82,41 @@ def test_without_known_power_nothing_changes() -> None:
     rng = np.random.default_rng(1)
     rows = np.sort(rng.uniform(0, 86_400, 20)), rng.uniform(600, 9_000, 20), rng.choice([1, 2], 20)
     assert savings(*rows, FLAT, "lean", 32, 2) == savings(*rows, FLAT, "lean", 32, 2, SiteMachines())
+
+
+@given(
+    st.integers(0, 7),
+    st.dictionaries(st.integers(1, 8), st.floats(0.3, 1.0), min_size=2, max_size=5),
+    st.sampled_from([8, 16]),
+)
+def test_a_known_speedup_holds_where_it_is_known_and_nowhere_exceeds_busy_gpus(
+    drawn: int, efficiency: dict[int, float], widest: int
+) -> None:
+    least = min(efficiency)
+    known = {n: 1.0 if n == least else max(ratio * n / least, 0.05) for n, ratio in efficiency.items()}
+    one = np.zeros(1, np.int64)
+    machines = SiteMachines(speedups=(known,), speedup_of=one)
+    classes, row = classes_of(one + drawn, one + least, machines, widest)
+    speedup = power_table(classes, machines.node).speedup
+    usual = power_table(widened(RTX3090_CLASSES, widest), machines.node).speedup[drawn]
+    own = speedup[row[0]]
+    assert own[: least + 1] == pytest.approx(usual[: least + 1])
+    for n, ratio in known.items():
+        assert own[n] == pytest.approx(min(usual[least] * ratio, n), rel=1e-9)
+    assert (own <= np.arange(widest + 1) + 1e-9).all()
+    assert classes[row[0]].measured_name == RTX3090_CLASSES[drawn].name
+
+
+def test_a_job_that_may_move_takes_the_time_and_power_of_each_type() -> None:
+    """Recorded on the fast type, on which it ran 1000 s at 420 W; the slow one takes three times as long."""
+    one = np.ones(1, np.int64)
+    for allowed, seconds, gpu_w in ((0b10, 1000.0, 300.0), (0b01, 3000.0, 150.0), (0b11, 3000.0, 150.0)):
+        groups = (NodeGroup("slow", 1, node_of(1)), NodeGroup("fast", 1, node_of(1), 700.0, 3.0))
+        machines = SiteMachines(
+            node_of(1), np.array([420.0]), True, groups, one * allowed,
+            type_speed=np.array([3.0]), type_watts=np.array([2.0]),
+        )  # fmt: skip
+        jobs, classes = _sampled_jobs(np.zeros(1), np.array([1000.0]), one, Streams(0)("x"), machines)
+        run = run_scheme("fifo", Setting(classes=classes, groups=groups), jobs, FLAT)
+        assert run.makespan_s == pytest.approx(seconds)
+        assert run.job_j[0] == pytest.approx((gpu_w + 120.0) * seconds)

@@ -193,7 +193,7 @@ def test_jobs_stay_on_the_type_of_gpu_that_they_ran_on(tmp_path: Path, capsys: p
     assert answer["groups"] == [{"type": "a100", "nodes": 1, "gpus": 4}, {"type": "v100", "nodes": 2, "gpus": 2}]
     assert set(answer["energy_by_type_change_ratio"]) == {"a100", "v100"}
     assert answer["power_of_jobs"] == {"measured": 2, "learned": 1, "assumed": 0}, "from the same type alone"
-    assert (tmp_path / "t.csv").read_text().splitlines()[1].endswith(",1,a100")
+    assert (tmp_path / "t.csv").read_text().splitlines()[1].endswith(",1,a100,250")
     code, out, _ = run(capsys, *flags, "--nodes", "a100:1x4,v100:2x2")
     assert "1 nodes of 4 a100 and 2 nodes of 2 v100" in out and "Jobs stay on the type they ran on" in out
     for nodes, more, says in (
@@ -206,3 +206,107 @@ def test_jobs_stay_on_the_type_of_gpu_that_they_ran_on(tmp_path: Path, capsys: p
     ):
         code, _, err = run(capsys, *flags, "--nodes", nodes, *more)
         assert code == 2 and says in err, err
+
+
+def learnable(path: Path) -> Path:
+    """Three kinds of jobs on two types and 1, 2 and 4 GPUs: 1.8 and 3 times as fast, twice on an a100."""
+    rows, start_s = [], 1_790_000_000
+    for again in range(4):
+        for kind, work_s in (("bert", 20_000), ("vit", 9_000), ("gpt", 30_000)):
+            for gpu_type, speed in (("v100", 1.0), ("a100", 2.0)):
+                for gpus, ups in ((1, 1.0), (2, 1.8), (4, 3.0)):
+                    elapsed_s = round(work_s / speed / ups * (1.0 + 0.01 * ((7 * again + gpus) % 5)))
+                    watts = 300 if gpu_type == "v100" else 450
+                    begin, end = (time.strftime("%FT%T", time.gmtime(t)) for t in (start_s, start_s + elapsed_s))
+                    rows.append(
+                        f"{len(rows) + 1}|{kind}|ada|lab|gpu|COMPLETED|{begin}|{begin}|{end}|{elapsed_s}|"
+                        f"cpu=4,gres/gpu:{gpu_type}={gpus},gres/gpu={gpus}|cpu=4,gres/gpu={gpus}|"
+                        f"{watts * gpus * elapsed_s}\n"
+                    )
+                    start_s += 1800
+        start_s += 40_000
+    path.write_text(HEADER.rstrip() + "|ReqTRES|ConsumedEnergyRaw\n" + "".join(rows))
+    return path
+
+
+def test_speed_by_number_and_type_of_gpus_is_learned_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--from-sacct", str(learnable(tmp_path / "jobs.txt")), "--sacct-timezone", "UTC", "--carbon", "200 g/kWh")
+    more = ("--what-if", "lean", "--samples", "2", "--nodes", "v100:2x4,a100:1x4")
+    code, out, err = run(capsys, *flags, *more, "--json", "--trace", str(tmp_path / "t.csv"))
+    assert code == 0, err
+    found = json.loads(out)["what_if"]
+    assert found["scaling_of_jobs"] == {"measured": 0, "learned": 72, "assumed": 0, "kinds": 3}
+    assert found["jobs_on_any_type"] == 72
+    slow = next(name for name, known in found["gpu_types"].items() if known["ratio"] == 1.0)
+    (fast,) = found["gpu_types"].keys() - {slow}
+    speed, watts = found["gpu_types"][fast], found["gpu_types_power"][fast]
+    assert speed["ratio"] == pytest.approx(2.0 if fast == "a100" else 0.5, rel=0.01)
+    assert speed["low"] <= speed["ratio"] <= speed["high"] and (speed["kinds"], speed["jobs"]) == (3, 72)
+    assert watts["ratio"] == pytest.approx((450 - 120) / (300 - 120) if fast == "a100" else 180 / 330)
+    tests = found["backtest"]
+    assert tests["power"] == {"inside": 18, "checked": 18} and tests["run_time"]["checked"] == 18
+    code, out, err = run(capsys, *flags, *more)
+    for words in (
+        "their scaling: 0 measured, 72 learned from the same owner and name, 0 assumed", f"Speed of {fast}: ",
+        f"x that of {slow}", "learned from 3 kinds, 72 jobs", "Back-test: run time of 1",
+        "power of 18 of 18 ended jobs",
+        "72 jobs that named no type run on any of known speed",
+    ):  # fmt: skip
+        assert words in out
+    header, first = (tmp_path / "t.csv").read_text().splitlines()[:2]
+    assert header == "job_id,submit_s,duration_s,num_gpus,gpu_type,speedup,gpu_w"
+    assert first.split(",")[4] == "v100" and first.split(",")[5].startswith("1:1 2:1.7")
+    with (tmp_path / "t.csv").open() as file:
+        times = {row["num_gpus"]: float(row["duration_s"]) for row in csv.DictReader(file) if int(row["job_id"]) < 4}
+    assert times == pytest.approx(dict.fromkeys("124", times["1"]), rel=0.06), "equal work, whatever its GPUs"
+
+
+def test_progress_that_jobs_reported_goes_before_what_equal_names_suggest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one type: a scheduler's log names none."""
+    lines = learnable(tmp_path / "jobs.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "jobs.txt").write_text("".join(line for line in lines if "a100" not in line))
+    log = tmp_path / "state/runs/r1/log.jsonl"
+    log.parent.mkdir(parents=True)
+    entry = {
+        "kind": "over",
+        "job": 1,
+        "owner": "ada",
+        "name": "bert",
+        "rates": {"1": 0.01, "2": 0.012, "x": 1, "4": None},
+    }
+    log.write_text(json.dumps(entry) + "\n")
+    flags = ("--from-sacct", str(tmp_path / "jobs.txt"), "--sacct-timezone", "UTC", "--carbon", "200 g/kWh")
+    more = (
+        "--what-if",
+        "lean",
+        "--samples",
+        "2",
+        "--jobs",
+        str(tmp_path / "state"),
+        "--trace",
+        str(tmp_path / "t.csv"),
+    )
+    code, out, err = run(capsys, *flags, *more, "--json")
+    assert code == 0, err
+    found = json.loads(out)["what_if"]
+    assert found["scaling_of_jobs"] == {"measured": 12, "learned": 24, "assumed": 0, "kinds": 3}
+    assert found["gpu_types"] == {} and found["jobs_on_any_type"] == 0
+    ups = {line.split(",")[5] for line in (tmp_path / "t.csv").read_text().splitlines()[1:]}
+    assert len(ups) == 2 and "1:1 2:1.2" in ups
+
+
+def test_jobs_of_one_name_that_differ_teach_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        f"{n}|train|ada|lab|gpu|COMPLETED|2026-10-01T00:00:00|2026-10-{n:02}T01:00:00|2026-10-{n:02}T02:00:00|"
+        f"{60 * 3 ** (n % 7)}|cpu=4,gres/gpu={1 + n % 2},node=1\n"
+        for n in range(1, 25)
+    ]
+    (tmp_path / "jobs.txt").write_text(HEADER + "".join(rows))
+    flags = ("--from-sacct", str(tmp_path / "jobs.txt"), "--gpu-power", "250 W", "--carbon", "200 g/kWh")
+    code, out, err = run(capsys, *flags, "--what-if", "lean", "--samples", "2")
+    assert code == 0, err
+    assert "their scaling: all assumed" in out and "Back-test: run time of" in out

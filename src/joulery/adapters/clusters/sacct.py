@@ -21,7 +21,7 @@ from joulery.tabular import read_csv
 
 COMMAND = (
     "sacct -a -X -P -S now-30days -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,"
-    "AllocTRES"
+    "AllocTRES,ReqTRES"
 )
 """The command whose output is read best."""
 ENDED = frozenset(
@@ -138,6 +138,7 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         elapsed_s=elapsed_s,
         gpus=gpus.total,
         gpu_type=gpus.type,
+        any_type=bool(gpus.type and (asked := parse_gpus(row.get("reqtres", ""))).total and not asked.type),
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),

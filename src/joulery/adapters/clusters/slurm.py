@@ -28,6 +28,7 @@ from joulery.adapters.clusters.slurm_commands import (
     raise_if_away,
     raise_unless_done,
 )
+from joulery.adapters.clusters.slurm_comments import component, has_reason, owner_words, reason_updates
 from joulery.adapters.clusters.slurm_jobs import as_one, to_job
 from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, pools, request_of
 from joulery.adapters.clusters.slurm_records import (
@@ -64,8 +65,6 @@ _RANKED_ALONE = 16
 every change is a call, and of those that wait only the first few start before the next round."""
 _RANKED_AT_ONCE = 512
 _EXPLAINED_AT_ONCE = 16
-_EXPLAINED_CHARACTERS = 240
-"""Less than what is read of AdminComment."""
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
 
@@ -80,6 +79,7 @@ class SlurmScope:
         progress: Where jobs say how far they are.
         resubmit: Whether a job whose resize is refused is submitted anew in its place.
         user: Whose jobs may be changed where this user turns out to be no operator; this user when empty.
+        reason_in_comment: Whether the Comment of a held job says why it waits, behind its owner's words.
     """
 
     partitions: tuple[str, ...] = ()
@@ -87,6 +87,7 @@ class SlurmScope:
     progress: Progress | None = None
     resubmit: bool = False
     user: str = ""
+    reason_in_comment: bool = False
 
 
 class SlurmBackend:
@@ -182,28 +183,32 @@ class SlurmBackend:
         return "SIGTERM, KillWait, and back in the queue, held"
 
     def explain(self, texts: Mapping[int, str]) -> str:
-        """Write why they wait behind the marks of held jobs, in AdminComment; a few a call, those that changed.
+        """Write why held jobs wait (by job) behind their marks in AdminComment; a few a call, those that changed.
 
-        The texts go with the marks. Where a user may not write AdminComment the marks are in Comment, which is the
-        owner's: nothing is written there.
-
-        Args:
-            texts: By job.
-
-        Returns:
-            Why nothing can be written, once; else empty.
+        The texts go with the marks. Comment is the owner's: the texts are written there where ``reason_in_comment``
+        says so. Returns why nothing can be written, once; else nothing.
         """
         seen = self._seen.keys() - self._unmarked  # a job that was released since would look held again
-        held = [(self._seen[job][0], text) for job, text in texts.items() if job in seen]
-        marked = ((record, f"{HELD_TAG} {text}") for record, text in held if HELD_TAG in record.admin_comment)
-        wanted = ((record, text[:_EXPLAINED_CHARACTERS].rstrip()) for record, text in marked)
-        for record, text in islice((one for one in wanted if one[0].admin_comment != one[1]), _EXPLAINED_AT_ONCE):
-            done = self._run(command("mark", job=record.address, text=text))
-            raise_if_away(done)
-        if self._marks_by_comment and not self._unexplained:
+        held = {job: self._seen[job][0] for job in texts if job in seen}
+        if self._due(held, texts) and self._scope.reason_in_comment:
+            now = {record.id: record for record in self._records()}  # its owner may have written since the last look
+            held = {job: now[record.id] for job, record in held.items() if record.id in now}
+        for name, job, text in islice(self._due(held, texts), _EXPLAINED_AT_ONCE):
+            raise_if_away(self._run(command(name, job=job, text=text)))
+        if self._marks_by_comment and not self._unexplained and not self._scope.reason_in_comment:
             self._unexplained = True
-            return "only an administrator may write AdminComment: joulery jobs alone says why held jobs wait"
+            return (
+                "only an administrator may write AdminComment: joulery jobs alone says why held jobs wait "
+                "(jobs.slurm.reason_in_comment: true writes it into Comment, behind the owner's words)"
+            )
         return ""
+
+    def _due(self, held: Mapping[int, SlurmRecord], texts: Mapping[int, str]) -> list[tuple[str, str, str]]:
+        """Commands that write why jobs wait, where that is not written yet: name, job, text."""
+        in_comment = self._scope.reason_in_comment
+        return [
+            one for job, record in held.items() for one in reason_updates(record, texts[job], in_comment=in_comment)
+        ]
 
     def close(self) -> None:
         """Let go of the service, where there is one."""
@@ -265,6 +270,9 @@ class SlurmBackend:
         if not held:
             self._unmarked.add(first.het or first.id)
         if not self._marks_by_comment:
+            for record in records:
+                if not held and has_reason(record.comment):  # before the mark goes, by which it would be found again
+                    self._change("mark by comment", job=component(record), text=owner_words(record.comment))
             words = command("mark", job=first.address, text=HELD_TAG if held else "")
             done = self._run(words)
             if not done.denied:
@@ -272,11 +280,9 @@ class SlurmBackend:
                 return
             self._marks_by_comment = True
         for record in records:
-            own = [word for word in record.comment.split(" ") if word != COMMENT_TAG]
-            text = " ".join([*own, COMMENT_TAG] if held else own).strip()
+            text = f"{owner_words(record.comment)} {COMMENT_TAG}".lstrip() if held else owner_words(record.comment)
             if text != record.comment or not held:
-                name = f"{record.het}+{record.het_offset}" if record.het else record.address
-                self._change("mark by comment", job=name, text=text)
+                self._change("mark by comment", job=component(record), text=text)
 
     def _no_operator(self, done: Done) -> CapabilityError:
         """From now on only this user's own jobs are scheduled; without a grant the error is no reason to pause."""
@@ -362,7 +368,9 @@ class SlurmBackend:
             nodes = tuple(replace(node, free_memory_bytes=float("inf")) for node in nodes)
         self._gpus_per_node = max((node.gpus for node in nodes if node.up), default=self._gpus_per_node)
         down = sorted((node.name, node.state) for node in nodes if not node.up)
-        return nodes, tuple(f"node {name} is {state}" for name, state in down)
+        where = f" in {', '.join(self._scope.partitions)}" if self._scope.partitions else ""
+        none = () if nodes else (f"Slurm has no node with GPUs{where}: sinfo -N -O nodelist,partition,gres",)
+        return nodes, (*none, *(f"node {name} is {state}" for name, state in down))
 
     def _progress(self, record: SlurmRecord) -> float:
         return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
@@ -432,13 +440,14 @@ def open_slurm(
     timeout_s: float = 30.0,
     rest: RestPlace | None = None,
     resubmit: bool = False,
+    reason_in_comment: bool = False,
     conf: Path | None = None,
     cluster: str | None = None,
 ) -> SlurmBackend:
     """The Slurm whose commands are on PATH, read through slurmrestd where that is named.
 
     Args:
-        partitions, user_range, progress, resubmit: As :class:`SlurmScope` has them.
+        partitions, user_range, progress, resubmit, reason_in_comment: As :class:`SlurmScope` has them.
         timeout_s: How long a command may take.
         rest: Where slurmrestd is.
         conf: The slurm.conf of the cluster; that of the environment when None.
@@ -458,7 +467,8 @@ def open_slurm(
         _check_name(run, cluster)
     service = None if rest is None else SlurmRest(rest, run)
     reader = run if service is None else service.run
-    backend = SlurmBackend(reader, SlurmScope(partitions, user_range, progress, resubmit), closing=service)
+    scope = SlurmScope(partitions, user_range, progress, resubmit, reason_in_comment=reason_in_comment)
+    backend = SlurmBackend(reader, scope, closing=service)
     try:
         backend.snapshot()
     except BaseException:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from joulery.domain.errors import ActuationError, CapabilityError
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 
 READS: Mapping[str, str] = MappingProxyType(
     {
@@ -92,9 +92,11 @@ def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
         conf: The slurm.conf of the cluster; that of the environment when None.
 
     Raises:
+        ConfigError: The slurm.conf is no file; Slurm's commands would look for a controller until ``timeout_s``.
         CapabilityError: One took longer than ``timeout_s``, or could not be started.
     """
-
+    if conf is not None and not conf.is_file():
+        raise ConfigError("is no file", pointer="jobs.slurm.conf", got=str(conf), expected="the cluster's slurm.conf")
     environment = None if conf is None else {**os.environ, "SLURM_CONF": str(conf)}
 
     def run(words: Sequence[str]) -> Done:

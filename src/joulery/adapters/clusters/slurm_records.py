@@ -32,6 +32,7 @@ COLUMNS: tuple[tuple[str, int], ...] = (
 _FOLLOWS = re.compile(r"\bjoulery:after=(\d+)")
 _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
 _HOSTS = re.compile(r"([^,\[\s]+)(?:\[([^\]]*)\])?([^,\[\s]*)")
+_YEAR_MIN = 365 * 24 * 60
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
 STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
@@ -340,11 +341,12 @@ def _number(value: Any, unset: int = 0) -> int:
 
 
 def _minutes(value: Any) -> int:
-    """A time limit; 0 for none (``infinite``, or 22.05's largest number)."""
+    """A time limit; 0 for none (``infinite``, 22.05's largest number, or the year that stands for an unlimited
+    partition's)."""
     if isinstance(value, Mapping) and value.get("infinite"):
         return 0
     minutes = _number(value)
-    return minutes if 0 < minutes < 0xFFFFFFF0 else 0
+    return minutes if 0 < minutes < _YEAR_MIN else 0
 
 
 def _text(value: Any) -> str:

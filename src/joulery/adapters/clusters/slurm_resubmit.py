@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Runner, command
+from joulery.adapters.clusters.slurm_comments import owner_words
 from joulery.adapters.clusters.slurm_records import SlurmRecord
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
@@ -44,7 +45,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
         while gpus % nodes:
             nodes += 1
         shape = [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
-    comment = _PLACE.sub("", record.comment).strip()
+    comment = owner_words(_PLACE.sub("", record.comment))
     values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
         "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",

@@ -106,6 +106,11 @@ class GatewayHandle:
         """Processes of the run beside this one and its children: none."""
         return ()
 
+    @property
+    def gpus_in_use(self) -> bool:
+        """Whether replicas of an earlier controller run on the site's GPUs: they ended with it."""
+        return False
+
     def report(self) -> dict[str, Any]:
         """What the report says of several gateways: nothing."""
         return {}

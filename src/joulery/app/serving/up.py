@@ -16,7 +16,7 @@ from joulery.app.planning.running_engines import check_planned_llms, is_language
 from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
-from joulery.app.serving.gateway_handle import AnyGateway, Pages, no_pages, open_gateway
+from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
@@ -113,8 +113,11 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         writer = stack.enter_context(_run_folder(options, site))
         gate = await stack.enter_async_context(open_gateway(site, [config.name for config in configs], writer, pages))
         view.machine(machine_in_words(), await asyncio.to_thread(lambda: list(islice(energy(), METERS_SHOWN))))
-        start = _Start(options, site, view, stop, gate, SessionHistory(writer), await _gpus(site, stack, view))
+        profiling = await stack.enter_async_context(AsyncExitStack())
+        gpus = await _gpus(site, stack, stack if isinstance(gate, GatewayHandle) else profiling, view, gate)
+        start = _Start(options, site, view, stop, gate, SessionHistory(writer), gpus)
         session = await start.session()
+        await profiling.aclose()  # from here on the engine server leases what its replicas run on
         stack.push_async_callback(session.engine.close)
         stack.push_async_callback(session.stop)
         keepers = await govern(session, stack, view)
@@ -332,8 +335,17 @@ def _run_folder(options: Options, site: Site) -> Iterator[RunWriter]:
         yield writer
 
 
-async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus | None:
-    """The GPUs of this machine that the site names, leased until the stack unwinds; None to run on the CPU.
+async def _gpus(
+    site: Site, stack: AsyncExitStack, leased: AsyncExitStack, view: ServeView, gate: AnyGateway
+) -> LocalGpus | None:
+    """The GPUs of this machine that the site names; None to run on the CPU.
+
+    Args:
+        site: The site.
+        stack: They are open until it unwinds.
+        leased: Their settings are leased until it unwinds.
+        view: Shows lost leases.
+        gate: The gateway; replicas of its engine server may run on them.
 
     Raises:
         ConfigError: It names some, and its mode is not act.
@@ -348,8 +360,8 @@ async def _gpus(site: Site, stack: AsyncExitStack, view: ServeView) -> LocalGpus
             expected="act",
             hint="mode: act; or leave out fleet.devices to try the services on the CPU",
         )
-    holder = await stack.enter_async_context(held_leases(view.warn))
-    found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder)
+    holder = await leased.enter_async_context(held_leases(view.warn))
+    found = await asyncio.to_thread(local_gpus, site.fleet.devices, holder, in_use=gate.gpus_in_use)
     stack.callback(found.close)
     return found
 

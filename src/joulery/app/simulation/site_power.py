@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +48,9 @@ def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPow
     Raises:
         ConfigError: The folder is no scheduler's.
     """
-    own_w = np.array([_watts(job) for job in jobs], np.float64)
     low_w, high_w = _PLAUSIBLE_W
-    implausible = ~np.isnan(own_w) & ((own_w < low_w) | (own_w > high_w))
-    own_w[implausible] = np.nan
+    own_w = np.array([measured_w(job) for job in jobs], np.float64)
+    implausible = sum(math.isnan(own) and not math.isnan(_watts(job)) for own, job in zip(own_w, jobs, strict=True))
     # Jobs of one name take another power on another type of GPU. A scheduler's log says no types.
     several = len({job.gpu_type for job in jobs}) > 1
     kinds = [(job.owner, job.name, job.gpu_type if several else "") for job in jobs]
@@ -67,26 +67,42 @@ def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPow
     job_w = np.where(np.isnan(own_w), kind_w, own_w)
     measured = int(np.sum(~np.isnan(own_w)))
     assumed = int(np.sum(np.isnan(job_w)))
-    return KnownPower(job_w, measured, int(np.sum(learned)), assumed, int(np.sum(implausible)))
+    return KnownPower(job_w, measured, int(np.sum(learned)), assumed, implausible)
+
+
+def measured_w(job: PastJob) -> float:
+    """Power per GPU as the cluster measured it, W; NaN where it did not, or where that is no measurement of a job."""
+    low_w, high_w = _PLAUSIBLE_W
+    watts = _watts(job)
+    return watts if low_w <= watts <= high_w else math.nan
 
 
 def _watts(job: PastJob) -> float:
-    """Power per GPU as the cluster measured it; NaN where it did not."""
+    """Joules a GPU-second of what the cluster counted; NaN where it counted none."""
     gpu_s = job.elapsed_s * job.gpus
     return job.measured_j / gpu_s if gpu_s > 0 and job.measured_j > 0 else math.nan
 
 
 def _ended(folder: Path | None) -> list[tuple[tuple[str, str], float, float]]:
     """Owner and name, joules and slot-seconds of jobs whose energy was measured all the time."""
-    if folder is None:
-        return []
-    if not (folder / "runs").is_dir():
-        raise ConfigError("no scheduler wrote to this folder", pointer="--jobs", got=str(folder))
     return [
         ((str(entry.get("owner", "")), str(entry.get("name", ""))), float(entry["energy_j"]), float(entry["slot_s"]))
-        for entry in ended_jobs(folder)
+        for entry in logged_jobs(folder)
         if _is_measured(entry)
     ]
+
+
+def logged_jobs(folder: Path | None) -> Iterable[Mapping[str, Any]]:
+    """What a scheduler's log has of jobs that ended; nothing without a folder.
+
+    Raises:
+        ConfigError: The folder is no scheduler's.
+    """
+    if folder is None:
+        return ()
+    if not (folder / "runs").is_dir():
+        raise ConfigError("no scheduler wrote to this folder", pointer="--jobs", got=str(folder))
+    return ended_jobs(folder)
 
 
 def _is_measured(entry: Mapping[str, object]) -> bool:

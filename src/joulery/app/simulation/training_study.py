@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation.known_jobs import with_known
 from joulery.app.simulation.node_groups import mean_rows, node_groups, type_rows, type_table, with_groups
 from joulery.app.wiring.hourly_intensity import forecast_hours, hourly_series
 from joulery.config.carbon import CarbonFile, carbon_from_flags
@@ -119,10 +120,15 @@ def _grids(scenario: TrainingScenario, overrides: Overrides) -> dict[str, Carbon
     return {file.stem: hourly_series(config, scenario.month)}
 
 
+def _trace_of(scenario: TrainingScenario, overrides: Overrides) -> SyntheticTrace | RecordedTrace:
+    """The scenario's trace, or the file of ``--trace``."""
+    file = overrides.path("trace")
+    return scenario.trace if file is None else RecordedTrace.model_construct(kind="file", file=file)
+
+
 def _trace(scenario: TrainingScenario, overrides: Overrides, streams: Streams) -> Jobs:
     days = _whole(overrides.inputs["days"], "--days", least=1) if "days" in overrides.inputs else None
-    file = overrides.path("trace")
-    trace = scenario.trace if file is None else RecordedTrace.model_construct(kind="file", file=file)
+    trace = _trace_of(scenario, overrides)
     return with_groups(jobs_of(trace, streams, days), trace, node_groups(scenario), streams)
 
 
@@ -174,11 +180,13 @@ def _rows(
         quantum_s=scenario.quantum_s,
     )
     slack_s = _slack_s(scenario, overrides)
+    trace = _trace_of(scenario, overrides)
     for seed in seeds:
         jobs = with_slack(_trace(scenario, overrides, Streams(seed)), slack_s, scenario.slack_over_s)
+        jobs, classes = with_known(jobs, trace.file if isinstance(trace, RecordedTrace) else None, setting.node)
         for region, series in grids.items():
             carbon = Intensity.of(series)
-            believing = replace(setting, belief=beliefs[region](seed))
+            believing = replace(setting, belief=beliefs[region](seed), classes=classes)
             for policy in policies:
                 run = run_scheme(policy, believing, jobs, carbon)
                 yield _Row(policy, region, seed, len(jobs), run, *_deadlines(jobs, run))

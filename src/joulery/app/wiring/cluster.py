@@ -100,6 +100,7 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
         progress=Progress(jobs.slurm.progress, _pattern(jobs)),
         timeout_s=jobs.slurm.timeout_s,
         resubmit=jobs.slurm.resubmit,
+        reason_in_comment=jobs.slurm.reason_in_comment,
         conf=jobs.slurm.conf,
         cluster=jobs.slurm.cluster,
         rest=None if jobs.slurm.rest is None else _rest_place(jobs.slurm.rest, jobs.slurm.timeout_s),

@@ -66,8 +66,13 @@ def board_watch(gpu: int | str) -> NvidiaBoardWatch:
     return NvidiaBoardWatch(gpu)
 
 
-def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> LocalGpus:
+def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_use: bool = False) -> LocalGpus:
     """The GPUs that the site file names.
+
+    Args:
+        devices: The GPUs.
+        holder: Leases them.
+        in_use: Whether the site's own replicas may run on them now, those of an engine server.
 
     Raises:
         CapabilityError: One is not here, cannot be cut, or its cuts are not known.
@@ -104,7 +109,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder) -> Local
             board = open_board(config.gpu)
             opened.append(board)
             name = board.device
-            if board.require_room(shared=False):
+            if board.require_room(shared=in_use):
                 alone.add(board.uuid)
             whole[name] = board.uuid
         if name in partitions:

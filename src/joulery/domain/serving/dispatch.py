@@ -205,6 +205,9 @@ class Dispatcher(Generic[T, W]):
         self.ripe_s = math.inf
         if not self._idle or not self._waiting:
             return None
+        first = self._waiting[0]
+        if first.kind is None and not self._ranked and (server := self._free_for(first)) is not None:
+            return self._give([self._waiting.popleft()], server)
         filling: set[tuple[int, Hashable]] = set()
         for index, ticket in enumerate(self._waiting):
             server = self._free_for(ticket)

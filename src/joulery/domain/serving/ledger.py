@@ -25,10 +25,26 @@ class LedgerEntry(NamedTuple):
     Attributes:
         gateway: The gateway that it came through.
         record: Its record, times in seconds on the engine server's monotonic clock; not charged yet.
+        process: Identifies the gateway's process; empty where the gateway did not report the record.
+        number: Of the record among those of that process; 0 where it did not report it.
     """
 
     gateway: str
     record: RequestRecord
+    process: str = ""
+    number: int = 0
+
+
+RecordMarks = dict[str, dict[str, int]]
+"""Number of the newest record that a controller has taken, by engine server and gateway process."""
+
+
+def advance(marks: RecordMarks, further: RecordMarks) -> None:
+    """Raise marks to others where those are higher."""
+    for server, processes in further.items():
+        mine = marks.setdefault(server, {})
+        for process, number in processes.items():
+            mine[process] = max(number, mine.get(process, 0))
 
 
 class LedgerBatch(NamedTuple):
@@ -102,7 +118,9 @@ class RequestLedger:
             costs = record._replace(variant=variant, replica=replica, service_s=service_s, cpu_s=cpu_s, attempts=1)
             self._open[connection, number] = (gateway, costs)
 
-    def close(self, gateway: str, connection: int, number: int, record: RequestRecord) -> bool:
+    def close(
+        self, gateway: str, connection: int, number: int, record: RequestRecord, source: tuple[str, int] = ("", 0)
+    ) -> bool:
         """A gateway reports how a request ended; False where its entry is closed already.
 
         Args:
@@ -110,12 +128,13 @@ class RequestLedger:
             connection: Its connection.
             number: The request's number; 0 for one that ended in the gateway and was never passed on.
             record: How it ended.
+            source: The gateway's process, and the record's number there.
         """
         if number and self._open.pop((connection, number), None) is None:
             return False
         if not number:
             self.received[gateway] += 1
-        self._end(gateway, record)
+        self._end(LedgerEntry(gateway, record, *source))
         return True
 
     def lose(self, connection: int, now_s: float) -> int:
@@ -123,7 +142,7 @@ class RequestLedger:
         held = [key for key in self._open if key[0] == connection]
         for key in held:
             gateway, record = self._open.pop(key)
-            self._end(gateway, record._replace(end_s=now_s))
+            self._end(LedgerEntry(gateway, record._replace(end_s=now_s)))
         return len(held)
 
     def take(self, first: int, most: int = BATCH_ENTRIES) -> LedgerBatch:
@@ -139,12 +158,12 @@ class RequestLedger:
             self._entries.popleft()
             self.first += 1
 
-    def _end(self, gateway: str, record: RequestRecord) -> None:
-        self.ended[gateway] += 1
-        if not record.service:
+    def _end(self, entry: LedgerEntry) -> None:
+        self.ended[entry.gateway] += 1
+        if not entry.record.service:
             self.unknown += 1
             return
-        self._entries.append(LedgerEntry(gateway, record))
+        self._entries.append(entry)
         while len(self._entries) > self._most:
             oldest = self._entries.popleft().record
             self._folded[oldest.service, oldest.outcome] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from joulery.domain.serving.service import Slice
 SCHEMA = "joulery.profile/1"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Timings:
     """Requests answered one after another, each with its time and its CPU time.
 
@@ -46,19 +47,26 @@ class Timings:
     def __len__(self) -> int:
         return len(self.service_s)
 
-    @property
+    # A policy asks for the same means and quantiles every second.
+    @cached_property
     def mean_s(self) -> float:
         """Mean seconds a request."""
         return float(np.mean(self.service_s))
 
-    @property
+    @cached_property
     def mean_cpu_s(self) -> float:
         """Mean CPU seconds a request."""
         return float(np.mean(self.cpu_s))
 
     def quantile_s(self, quantile: float) -> float:
         """A quantile of the seconds a request takes."""
-        return float(np.quantile(self.service_s, quantile))
+        if quantile not in self._quantiles:
+            self._quantiles[quantile] = float(np.quantile(self.service_s, quantile))
+        return self._quantiles[quantile]
+
+    @cached_property
+    def _quantiles(self) -> dict[float, float]:
+        return {}
 
     @property
     def mean_error_ratio(self) -> float:

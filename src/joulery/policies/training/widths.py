@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from joulery.domain.arrays import FloatArray, IntArray
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.queues import TrackedJob
 
@@ -30,7 +31,7 @@ _KEPT_NARROW_S = 4 * 3600.0
 """From this run time on the hour does not keep a job narrow: the longest jobs would take longest."""
 _CHANGED = 0.01
 _NEW_WEIGHT = 0.125
-"""Weight of a job's power in that of its kind."""
+"""Weight of what a job shows in a round in the figure of its kind: an early outlier fades in a few rounds."""
 _MOST_SWING = 4.0
 """The hour changes the price at most so many times."""
 _LONG_S = 36_000.0
@@ -181,35 +182,26 @@ def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waitin
 
 
 def with_measured(profile: Points, view: ClusterView) -> Points:
-    """The degradation of each kind with every new point that this round's jobs show."""
-    fresh = [
-        (kind, gpus, degradation)
-        for kind, gpus, degradation in zip(
-            view.kind.tolist(), view.running.tolist(), view.degradation.tolist(), strict=True
-        )
-        if kind >= 0 and gpus > 0 and degradation == degradation and gpus not in profile.get(kind, ())
-    ]
-    return _with_points(profile, fresh)
+    """The degradation of each kind with what this round's jobs show; a known figure follows slowly."""
+    rows = np.flatnonzero((view.kind >= 0) & (view.running > 0) & ~np.isnan(view.degradation))
+    return _followed(profile, view, rows, view.degradation)
 
 
 def with_power(power_w: Points, view: ClusterView) -> Points:
     """The power of each kind with what this round's jobs draw; a known power follows slowly."""
     if view.job_w is None:
         return power_w
-    fresh = []
     rows = np.flatnonzero((view.kind >= 0) & (view.running > 0) & (view.job_w > 0) & ~np.isnan(view.degradation))
-    for row in rows.tolist():
-        kind, gpus, job_w = int(view.kind[row]), int(view.running[row]), float(view.job_w[row])
-        known_w = power_w.get(kind, {}).get(gpus, 0.0)
-        if abs(job_w - known_w) > _CHANGED * known_w:
-            fresh.append((kind, gpus, known_w + _NEW_WEIGHT * (job_w - known_w) if known_w else job_w))
-    return _with_points(power_w, fresh)
+    return _followed(power_w, view, rows, view.job_w)
 
 
-def _with_points(points: Points, fresh: list[tuple[int, int, float]]) -> Points:
-    if not fresh:
-        return points
-    learnt = {kind: dict(known) for kind, known in points.items()}
-    for kind, gpus, value in fresh:
-        learnt.setdefault(kind, {})[gpus] = value
-    return MappingProxyType(learnt)
+def _followed(points: Points, view: ClusterView, rows: IntArray, values: FloatArray) -> Points:
+    """The points with those of some rows of a view: new ones as they are, known ones moved towards them."""
+    learnt: dict[int, dict[int, float]] = {}
+    kinds, counts = view.kind[rows].tolist(), view.running[rows].tolist()
+    for kind, gpus, value in zip(kinds, counts, values[rows].tolist(), strict=True):
+        own = learnt.get(kind, points.get(kind, {}))
+        known = own.get(gpus, 0.0)
+        if abs(value - known) > _CHANGED * known:
+            learnt[kind] = {**own, gpus: known + _NEW_WEIGHT * (value - known) if known else value}
+    return MappingProxyType({**points, **learnt}) if learnt else points

@@ -389,8 +389,12 @@ class _Actions:
 
     def _release_running(self) -> None:
         for job in self._jobs:
-            if job.state is JobState.RUNNING and job.held_by_us and job.id not in self._stopped:
+            if job.state is not JobState.RUNNING or job.id in self._stopped:
+                continue
+            if job.held_by_us:
                 self._add(Release(job.id), "it began before its hold came, which would outlast a requeue")
+            elif job.marked:
+                self._add(Release(job.id), "its mark outlived its hold, and would make an owner's later hold joulery's")
 
     def _start_waiting(self) -> None:
         """Waiting jobs on slots that no planned job needs, in order, each if it fits."""

@@ -381,7 +381,8 @@ class Scheduler:
         for number in sorted(tracked - alive):
             if number in state.tallies or state.knows(number):
                 cost = {**job_cost(state.tallies.get(number)), **self._grams_of}
-                self._log("over", {"job": number, **end_facts(ended.get(number)), **cost})
+                facts = end_facts(ended.get(number), state.tallies.get(number))
+                self._log("over", {"job": number, **facts, **cost})
             self.record("gone", job=number)
 
     def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:

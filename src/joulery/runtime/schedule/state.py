@@ -191,6 +191,7 @@ def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
         **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
         "efficiency": {str(slots): value for slots, value in tally.efficiency.items()},
         "job_w": {str(slots): value for slots, value in tally.job_w.items()},
+        "rates": {str(slots): value for slots, value in tally.rates.items()},
         "window": None if tally.window is None else asdict(tally.window),
         "seen": None if seen is None else [(name, astuple(total)) for name, total in seen.items()],
         "who": state.who.get(job),
@@ -202,12 +203,13 @@ def differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
     return orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
 
 
-def end_facts(job: ClusterJob | None) -> dict[str, Any]:
+def end_facts(job: ClusterJob | None, tally: Tally | None = None) -> dict[str, Any]:
     """What the log has of a job that is over, beside its cost."""
     if job is None:
         return {"state": "unknown"}
+    rates = {} if tally is None else {"rates": {str(slots): rate for slots, rate in tally.rates.items()}}
     who = {"name": job.name, "owner": job.owner, "partition": job.partition, "account": job.account}
-    return {"state": job.state, **who, "restarts": job.restarts}
+    return {"state": job.state, **who, "restarts": job.restarts, **rates}
 
 
 def job_cost(tally: Tally | None) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def tally_from(document: Mapping[str, Any]) -> Tally:
     values = {name: _number(document[name]) for name in Tally.__dataclass_fields__ if name in document}
     window = document.get("window")
     values["window"] = None if window is None else JobWindow(**{name: _number(value) for name, value in window.items()})
-    for by_slots in ("efficiency", "job_w"):  # earlier versions wrote no power
+    for by_slots in ("efficiency", "job_w", "rates"):  # earlier versions wrote no power and no rates
         values[by_slots] = MappingProxyType({int(n): float(value) for n, value in document.get(by_slots, {}).items()})
     values["quality"] = Quality(document["quality"])
     return Tally(**values)

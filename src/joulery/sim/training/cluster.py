@@ -33,7 +33,7 @@ class TrainingRun:
         job_j, job_kg: Energy and carbon of each job, float64[n].
         idle_j, idle_kg: Energy and carbon of GPUs and nodes without a job, until the last job ended.
         makespan_s: When the last job ended.
-        peak_w: Highest power of the cluster.
+        peak_w: Highest power of the cluster, its first moment included: all nodes awake, no job.
         preemptions, rescales: How often a running job was stopped, and resized.
         most_gpus: Most GPUs in use at once; of several pools, the sum of what each used at most.
         digest: Hash of all decisions; equal for equal schedules.
@@ -134,7 +134,7 @@ def run_training_pools(
         plants.append(made(pool.cluster, pool.jobs, pool.policy, period_s, pool.start_s, watch, kernel, tag))
     for plant in plants:
         plant.others = tuple(other for other in plants if other is not plant)
-    timeline = _one_timeline(plants)
+    timeline, first_w = _one_timeline(plants), sum(plant.idle_w() for plant in plants)
     progress_s = 0.0
     while not plants[0].ended:
         before = sum(plant.unfinished for plant in plants)
@@ -145,7 +145,7 @@ def run_training_pools(
             progress_s = kernel.now_s
         elif kernel.now_s - progress_s > _PATIENCE_S:
             raise DataError(f"{unfinished} jobs never start under this policy")
-    return _outcome(pools, plants, timeline)
+    return _outcome(pools, plants, timeline, first_w)
 
 
 def _one_timeline(plants: Sequence[Plant]) -> list[tuple[float, float]]:
@@ -159,7 +159,9 @@ def _one_timeline(plants: Sequence[Plant]) -> list[tuple[float, float]]:
     return timeline
 
 
-def _outcome(pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: list[tuple[float, float]]) -> TrainingRun:
+def _outcome(
+    pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: list[tuple[float, float]], first_w: float
+) -> TrainingRun:
     n = sum(len(pool.jobs) for pool in pools)
     finish_s, jct_s, job_j, job_kg = (np.zeros(n) for _ in range(4))
     for pool, plant in zip(pools, plants, strict=True):
@@ -178,7 +180,7 @@ def _outcome(pools: Sequence[ClusterPart], plants: Sequence[Plant], timeline: li
         idle_j=sum(plant.idle_j for plant in plants),
         idle_kg=sum(plant.idle_kg for plant in plants),
         makespan_s=makespan_s,
-        peak_w=max(plant.peak_w for plant in plants),
+        peak_w=max(first_w, *(plant.peak_w for plant in plants)),
         preemptions=sum(plant.preemptions for plant in plants),
         rescales=sum(plant.rescales for plant in plants),
         most_gpus=sum(plant.most_gpus for plant in plants),

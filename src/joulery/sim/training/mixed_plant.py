@@ -122,7 +122,8 @@ class MixedPlant(Plant):
         asleep = group.nodes - self.awake_nodes[at]
         return (self.free_gpus[at] - asleep * group.node.gpus) * group.node.idle_share_w + asleep * group.node.asleep_w
 
-    def _idle_w(self) -> float:
+    def idle_w(self) -> float:
+        """Power of what runs no job, over all groups, W."""
         return sum(self._group_idle_w(at) for at in range(len(self.nodes)))
 
     def _idle(self, now_s: float) -> None:

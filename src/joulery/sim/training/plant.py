@@ -168,7 +168,7 @@ class Plant:
         self.kernel.feed(jobs.submit_s, tag + "submit")
         if cluster.sleep_after_s < math.inf:
             self.kernel.at(cluster.sleep_after_s, self.tag + "sleep")
-        self.power_timeline: list[tuple[float, float]] | None = None if watch is None else [(0.0, self._idle_w())]
+        self.power_timeline: list[tuple[float, float]] | None = None if watch is None else [(0.0, self.idle_w())]
         self.driver = Driver(
             self.kernel, f"{tag}scheduler", policy, self._view, self._act, period_s=period_s, watch=watch
         )
@@ -335,7 +335,7 @@ class Plant:
     def _idle(self, now_s: float) -> None:
         elapsed_s = now_s - self.idle_since_s
         if elapsed_s > 0:
-            power_w, integral = self._idle_w(), self._integral(now_s)
+            power_w, integral = self.idle_w(), self._integral(now_s)
             self.idle_j += power_w * elapsed_s
             self.idle_kg += power_w * (integral - self.idle_since_integral) / JOULES_PER_KWH / 1e3
             self.fragmented_gpu_s += self.unplaced_gpus * elapsed_s
@@ -343,14 +343,14 @@ class Plant:
 
     def _note_power(self, now_s: float) -> None:
         """The power has changed."""
-        power_w = self.power_w + self._idle_w()
+        power_w = self.power_w + self.idle_w()
         for other in self.others:
-            power_w += other.power_w + other._idle_w()
+            power_w += other.power_w + other.idle_w()
         self.peak_w = max(self.peak_w, power_w)
         if self.power_timeline is not None:
             self.power_timeline.append((now_s, power_w))
 
-    def _idle_w(self) -> float:
+    def idle_w(self) -> float:
         """Power of what runs no job: idle GPUs of awake nodes with their share of the node, and suspended nodes."""
         node, asleep = self.cluster.node, self.cluster.nodes - self.awake
         return (self.free - asleep * node.gpus) * node.idle_share_w + asleep * node.asleep_w

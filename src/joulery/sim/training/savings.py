@@ -161,4 +161,6 @@ def _sampled_jobs(
     classes, kind = classes_of(drawn, gpus, machines, widest)
     table = power_table(classes, machines.node)
     work_s = elapsed_s * table.speedup[kind, gpus]
+    if machines.type_speed is not None:
+        work_s = work_s * machines.type_speed
     return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS), groups=machines.reach), classes

@@ -1,12 +1,15 @@
-"""The machines of a site in simulations: its nodes, and the power of its own jobs where that is known.
+"""The machines of a site in simulations: its nodes, and the power and speed of its own jobs where they are known.
 
-What is known of a job is its power per GPU with its share of the node, while it ran on the GPUs that it had. Its kind
-stays unknown and is drawn among the measured ones; the drawn kind's scaling and its response to power limits are kept,
-and its power on one GPU is set so that on those GPUs the job takes what was measured.
+What may be known of a job is its power per GPU with its share of the node, while it ran on the GPUs that it had, and
+its speed on some numbers of GPUs over that on the smallest of them. Its kind stays unknown and is drawn among the
+measured ones. The drawn kind's response to power limits is kept; its scaling up to the smallest known number of GPUs,
+too, and from there on the job scales as known, with the ratio to the drawn kind's scaling interpolated between. Its
+power on one GPU is set so that on the GPUs it had the job takes what was measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,6 +34,10 @@ class SiteMachines:
         placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
         groups: Its groups of nodes with a GPU type each, on which jobs are placed; none where all nodes are alike.
         reach: The groups that each job may run on, as bits, int64[n]; None without groups.
+        speedups: Speed-ups by number of GPUs over the smallest one, one for each kind of which any is known.
+        speedup_of: The speed-up of each job, int64[n], -1 where none is known; None where none of any is.
+        type_speed, type_watts: Speed and power of the GPUs that each job ran on over those of the type of reference,
+            float64[n]; None where all count as alike.
     """
 
     node: NodePower = field(default_factory=NodePower)
@@ -38,6 +45,10 @@ class SiteMachines:
     placed: bool = False
     groups: tuple[NodeGroup, ...] = ()
     reach: IntArray | None = None
+    speedups: tuple[Mapping[int, float], ...] = ()
+    speedup_of: IntArray | None = None
+    type_speed: FloatArray | None = None
+    type_watts: FloatArray | None = None
 
 
 def node_of(gpus: int) -> NodePower:
@@ -49,7 +60,7 @@ def node_of(gpus: int) -> NodePower:
 def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: int) -> tuple[
     tuple[JobClass, ...], IntArray
 ]:  # fmt: skip
-    """The job classes of a workload, and each job's row: the measured kinds, then one for each kind at a known power.
+    """The job classes of a workload, and each job's row: the measured kinds, then one for each kind at what is known.
 
     Args:
         kind: The kind drawn for each job, a row of ``RTX3090_CLASSES``.
@@ -58,20 +69,54 @@ def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: i
         widest: Most GPUs of any job.
     """
     usual = widened(RTX3090_CLASSES, widest)
-    if machines.job_w is None:
+    if machines.job_w is None and machines.speedup_of is None:
         return usual, kind
-    busy = np.array([job.busy_ratio for job in usual])[kind, gpus - 1]
-    single_w = _single_w(machines.job_w, busy, machines.node)
+    unknown = np.full(len(kind), -1, np.int64)
+    speedup_of = (unknown if machines.speedup_of is None else machines.speedup_of).tolist()
+    pairs = list(zip(kind.tolist(), speedup_of, strict=True))
+    busy = {
+        (at, known): usual[at].busy_ratio if known < 0 else scaled(usual[at].busy_ratio, machines.speedups[known])
+        for at, known in set(pairs)
+    }
+    job_w = np.full(len(kind), np.nan) if machines.job_w is None else machines.job_w
+    had = np.array([busy[pair][count - 1] for pair, count in zip(pairs, gpus.tolist(), strict=True)])
+    single_w = _single_w(job_w, had, machines.node)
+    if machines.type_watts is not None:
+        single_w = single_w / machines.type_watts
     rows, found = kind.copy(), list(usual)
-    index: dict[tuple[int, float], int] = {}
-    for at in np.flatnonzero(~np.isnan(single_w)).tolist():
-        key = int(kind[at]), float(single_w[at])
+    index: dict[tuple[int, int, float | None], int] = {}
+    for at in np.flatnonzero(~np.isnan(single_w) | (np.array(speedup_of) >= 0)).tolist():
+        base, known = usual[pairs[at][0]], pairs[at][1]
+        gpu_w = None if np.isnan(single_w[at]) else float(single_w[at])
+        key = *pairs[at], gpu_w
         if key not in index:
-            base = usual[key[0]]
             index[key] = len(found)
-            found.append(replace(base, name=f"{base.name} at {key[1]:g} W", gpu_w=key[1], measured_as=base.name))
+            at_w, scaling = "" if gpu_w is None else f" at {gpu_w:g} W", "" if known < 0 else f", scaling {known}"
+            name = f"{base.name}{at_w}{scaling}"
+            own_w = base.gpu_w if gpu_w is None else gpu_w
+            own = replace(base, name=name, gpu_w=own_w, busy_ratio=busy[pairs[at]], measured_as=base.name)
+            found.append(own)
         rows[at] = index[key]
     return tuple(found), rows
+
+
+def scaled(busy_ratio: FloatArray, speedup: Mapping[int, float]) -> FloatArray:
+    """The busy ratios of a kind of job whose speed is known on some numbers of GPUs.
+
+    Up to the smallest known number they stay; a known speed that no busy GPUs reach counts as that of busy ones.
+
+    Args:
+        busy_ratio: Of the drawn kind, with 1, 2, … GPUs, float64[max GPUs].
+        speedup: Speed by number of GPUs over that on the smallest of them.
+    """
+    least = min(speedup)
+    points = sorted(gpus for gpus in speedup if gpus <= len(busy_ratio))
+    if len(points) < 2:
+        return busy_ratio
+    drawn = {gpus: gpus * busy_ratio[gpus - 1] for gpus in points}
+    factor = [np.log(drawn[least] * speedup[gpus] / drawn[gpus]) for gpus in points]
+    counts = np.arange(1, len(busy_ratio) + 1)
+    return np.asarray(np.clip(busy_ratio * np.exp(np.interp(counts, points, factor)), 0.01, 1.0), np.float64)
 
 
 def _single_w(job_w: FloatArray, busy: FloatArray, node: NodePower) -> FloatArray:

@@ -60,7 +60,10 @@ class ReportOrSacct(click.Command):
 )
 @click.option("--nodes", metavar="GROUPS", help="Nodes by GPU type: TYPE:NODESxGPUS,... such as a100:2x8,v100:4x4.")
 @click.option(
-    "--jobs", type=click.Path(path_type=Path), metavar="FOLDER", help="A scheduler's state: power that agents measured."
+    "--jobs",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="A scheduler's state: power and progress as measured.",
 )
 @option("--samples", old="--draws", type=click.IntRange(2, 1000), default=10, help="Samples behind the interval (10).")
 @carbon_flags
@@ -98,7 +101,7 @@ def sacct_command(
 
     \b
     sacct -a -X -P -S now-30days \\
-        -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES > jobs.txt
+        -o JobID,JobName,User,Account,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,AllocTRES,ReqTRES > jobs.txt
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by owner --zone GB
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by account,owner --month 2026-11 --format markdown
     """
@@ -123,7 +126,7 @@ def sacct_command(
     )
     report = report_past(wanted)
     if trace is not None:
-        kept = write_trace(report.jobs, trace)
+        kept = write_trace(report.jobs, trace, jobs)
         example = f"joulery simulate examples/green-year.yaml --trace {trace}"
         click.echo(f"{kept} jobs written to {trace}: {example}", err=True)
     saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes))

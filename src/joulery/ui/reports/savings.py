@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joulery.app.past_jobs import BASE, Savings, SiteSavings, Spread, scheme
+from joulery.app.past_jobs import BASE, LearnedRatio, Savings, SiteSavings, Spread, scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,15 @@ class SavingsReport:
         ]
         if self.site is not None:
             power = self.site.power
-            basis = "all assumed"
-            if power.measured or power.learned:
-                known = f"{power.measured} measured, {power.learned} learned from the same owner and name"
-                basis = f"{known}, {power.assumed} assumed"
-            lines.append(f"Power of jobs: {basis}; their scaling: all assumed; {self._nodes()}.")
+            basis = _basis(power.measured, power.learned, power.assumed)
+            lines.append(f"Power of jobs: {basis}; their scaling: {self._scaling()}; {self._nodes()}.")
+            lines += self._learned()
             if saved.energy_by_type:
                 types = ", ".join(f"{name} {_percent(change).strip()}" for name, change in saved.energy_by_type.items())
-                lines.append(f"Energy by GPU type, idle nodes included: {types}. Jobs stay on the type they ran on.")
+                stay = "Jobs stay on the type they ran on."
+                if self.site.moved:
+                    stay = f"{self.site.moved} jobs that named no type run on any of known speed, the others on theirs."
+                lines.append(f"Energy by GPU type, idle nodes included: {types}. {stay}")
             if (lost := saved.fragmented) is not None:
                 lines.append(
                     f"Placed on nodes; {100 * lost.mean:.1f} % of the GPU time is free, scattered, and holds no job."
@@ -94,9 +95,50 @@ class SavingsReport:
         changes = {name: asdict(change) for name, change in self.savings.energy_by_type.items()}
         return {"node_gpus": None if groups else self.site.node_gpus, "groups": groups,
                 "energy_by_type_change_ratio": changes, "power_of_jobs": jobs, "implausible_power": power.implausible,
-                "speedup_of_jobs": "assumed", "placed": self.savings.fragmented is not None,
+                **self._speeds(), "placed": self.savings.fragmented is not None,
                 "fragmented_ratio": None if self.savings.fragmented is None else asdict(self.savings.fragmented),
                 }  # fmt: skip
+
+    def _scaling(self) -> str:
+        """The basis of the jobs' scaling, in words."""
+        speed = None if self.site is None else self.site.speed
+        return "all assumed" if speed is None else _basis(speed.measured, speed.learned, speed.assumed)
+
+    def _learned(self) -> list[str]:
+        """What was learned of GPU types, and whether ended jobs bear out what is learned from their names."""
+        speed = None if self.site is None else self.site.speed
+        if speed is None:
+            return []
+        lines = []
+        reference = next((name for name, known in speed.types.items() if known.ratio == known.low == 1.0), "")
+        for name, known in speed.types.items():
+            if name != reference:
+                lines.append(f"Speed of {name}: {_ratio(known)} x that of {reference}.")
+        tests = (("run time", speed.run_times), ("power", speed.powers))
+        said = [f"{name} of {test.inside} of {test.checked}" for name, test in tests if test.checked]
+        if said:
+            doubt = any(test.reliable is False for _, test in tests)
+            lines.append(
+                f"Back-test: {', '.join(said)} ended jobs lies in the 90 % interval of earlier jobs of their kind"
+                + ("; that is less than chance explains: jobs of one name differ here." if doubt else ".")
+            )
+        return lines
+
+    def _speeds(self) -> dict[str, Any]:
+        """The basis of the jobs' speed, JSON-ready."""
+        speed = None if self.site is None else self.site.speed
+        if speed is None:
+            return {"speedup_of_jobs": "assumed"}
+        jobs = {"measured": speed.measured, "learned": speed.learned, "assumed": speed.assumed}
+        known = speed.measured + speed.learned
+        return {
+            "speedup_of_jobs": "assumed" if not known else "learned" if speed.assumed == 0 else "partly learned",
+            "scaling_of_jobs": {**jobs, "kinds": speed.kinds},
+            "gpu_types": {name: _jsonable(asdict(ratio)) for name, ratio in speed.types.items()},
+            "gpu_types_power": {name: _jsonable(asdict(ratio)) for name, ratio in speed.type_watts.items()},
+            "jobs_on_any_type": 0 if self.site is None else self.site.moved,
+            "backtest": {"run_time": asdict(speed.run_times), "power": asdict(speed.powers)},
+        }
 
     def _losses(self) -> list[str]:
         """The figures that the scheduler makes worse."""
@@ -110,6 +152,21 @@ class SavingsReport:
         change = self.savings.job_carbon
         low, high = -change.high * self.reported_kg, -change.low * self.reported_kg
         return f"{low:.3g} to {high:.3g} kg less of the {self.reported_kg:.3g} kg above"
+
+
+def _basis(measured: int, learned: int, assumed: int) -> str:
+    if not measured and not learned:
+        return "all assumed"
+    return f"{measured} measured, {learned} learned from the same owner and name, {assumed} assumed"
+
+
+def _ratio(known: LearnedRatio) -> str:
+    kinds = f"{known.kinds} kind{'s' if known.kinds > 1 else ''}, {known.jobs} jobs"
+    return f"{known.ratio:.2f} ({known.low:.2f} to {known.high:.2f}; {known.basis} from {kinds})"
+
+
+def _jsonable(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value != value else value for name, value in fields.items()}
 
 
 def _percent(change: Spread) -> str:

@@ -54,7 +54,7 @@ class FakeCluster:
             for rank, entry in enumerate(plan)
         ]
 
-    async def infer(self, application: str, replica: str, request: Any) -> dict[str, Any]:
+    async def infer(self, application: str, replica: str, request: Any, call: str = "") -> dict[str, Any]:
         if replica == "gone":
             raise ReplicaGoneError("RayActorError")
         if replica == "defect":

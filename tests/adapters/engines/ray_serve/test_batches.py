@@ -32,7 +32,7 @@ class Doubling(FakeCluster):
     def environ(self) -> dict[str, str]:
         return {}
 
-    async def infer(self, application, replica, request):
+    async def infer(self, application, replica, request, call=""):
         x = request.inputs["x"]
         self.sizes.append(len(x))
         self.variants.append(request.variant)

@@ -189,10 +189,10 @@ def talking(handed_out, rest: Rest) -> RayCluster:
 async def test_a_replica_is_asked_by_name_and_distinguished_from_one_that_is_gone(handed_out):
     cluster = talking(handed_out, Rest())
     request = InferRequest({}, outputs=("y",), variant="a")
-    assert await cluster.infer("app", "r7", request) == {"variant": "a"}
+    assert await cluster.infer("app", "r7", request, "c/1") == {"variant": "a"}
     assert await cluster.describe("app") == [{"id": "describe"}]
     ((_, handle),) = handed_out
-    assert handle.asked == [({}, ("y",), "a", {"replica": "r7"})]
+    assert handle.asked == [({}, ("y",), "a", {"replica": "r7", "call": "c/1"})]
     handle.error = GoneError("some of Ray's words")
     with pytest.raises(ReplicaGoneError, match=r"^GoneError$"):
         await cluster.infer("app", "r7", request)

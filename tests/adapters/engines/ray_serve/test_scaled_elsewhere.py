@@ -1,7 +1,9 @@
 """Replica counts that someone else changes are set back, and said."""
 
 from joulery.adapters.engines.ray_serve.cluster import RayPlace
+from joulery.adapters.engines.ray_serve.counts import SET_BACK_S, ReplicaCounts
 from joulery.adapters.engines.ray_serve.engine import RayServeEngine
+from joulery.adapters.engines.ray_serve.plan import apps_of
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError
 from tests.adapters.engines.ray_serve.fake_cluster import FakeCluster
@@ -31,18 +33,30 @@ class Scaled(FakeCluster):
 
 
 async def test_a_count_changed_by_another_scaler_is_set_back_and_said():
+    cluster, now_s = Scaled(), [0.0]
+    (app,) = apps_of([toy("double"), toy("double")], {}).values()
+    cluster.declared = {APP: {}}
+    counts = ReplicaCounts(cluster, lambda: now_s[0])
+    cluster.refuses = True
+    await counts.set_back({APP: app})
+    assert cluster.target == 3 and counts.remarks == {}, "Ray does not answer: it is tried again later"
+    cluster.refuses, now_s[0] = False, SET_BACK_S
+    await counts.set_back({APP: app})
+    assert cluster.target == 2
+    (text,) = counts.remarks.values()
+    assert APP in text and "with 3 replicas" in text and "back to 2" in text and "maximum_replicas" in text
+    cluster.target, now_s[0] = 5, 2 * SET_BACK_S - 0.1
+    await counts.set_back({APP: app})
+    assert cluster.target == 5, "not at every look"
+    now_s[0] = 2 * SET_BACK_S
+    await counts.set_back({APP: app})
+    assert cluster.target == 2
+
+
+async def test_the_engine_passes_on_what_was_set_back():
     cluster = Scaled()
     engine = RayServeEngine(RaySettings(), cluster)
     await engine.apply([toy("double"), toy("double")])
-    cluster.refuses = True
-    await engine._set_back()
-    assert cluster.target == 3 and engine.remarks() == (), "Ray does not answer: it is tried again later"
-    cluster.refuses, engine._counts_seen_s = False, float("-inf")
-    await engine._set_back()
-    assert cluster.target == 2
-    (text,) = engine.remarks()
-    assert APP in text and "with 3 replicas" in text and "back to 2" in text and "maximum_replicas" in text
-    cluster.target = 5
-    await engine._set_back()
-    assert cluster.target == 5, "not at every look"
+    await engine._counts.set_back(engine._apps)
+    assert [APP in text for text in engine.remarks()] == [True]
     await engine.close()

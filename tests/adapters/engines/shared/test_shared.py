@@ -34,7 +34,7 @@ from joulery.domain.serving.engine import (
     RequestRecord,
     Transition,
 )
-from joulery.domain.serving.ledger import LedgerEntry
+from joulery.domain.serving.ledger import LedgerEntry, RequestLedger
 from joulery.domain.serving.mix import MixStep, ServiceMixes, VariantMix
 from joulery.gateway.joined.labels import SharedLabels
 from joulery.gateway.tls import client_context
@@ -98,12 +98,15 @@ class Site:
         self.engine = FakeEngine()
         self.server = EngineServer(SharedLabels(), b"the token", ["s"])
         self.ended = asyncio.Event()
-        self.control = ControlServer(self.server, lambda _: self.engine, self.ended.set)
+        self.control = ControlServer(self.server, self._make, self.ended.set)
         self.gateways, self.controls = str(folder / "g"), str(folder / "c")
         self.entries: list[LedgerEntry] = []
         self.joining: list[asyncio.Task[None]] = []
         self.links: list[ControlLink] = []
         self.text: Any = None
+
+    async def _make(self, _: Any) -> FakeEngine:
+        return self.engine
 
     async def gateway(self, name: str, **options: Any) -> EngineClient:
         client = EngineClient(f"unix:{self.gateways}", GatewayName(name, __version__), **options)
@@ -301,6 +304,57 @@ async def test_records_of_another_engine_server_are_sent_to_the_next(tmp_path: P
         await eventually(lambda: played.server.ledger.ended["g"] == 2)
         records = [entry.record.outcome for entry in played.server.ledger.take(0).entries]
         assert records == [Outcome.CANCELLED, Outcome.UNAVAILABLE]
+
+
+async def test_what_an_engine_server_took_with_it_is_in_the_ledger_of_the_next_once(tmp_path: Path) -> None:
+    """A gateway keeps each record until a controller has taken it."""
+    async with site(tmp_path) as played:
+        engine = await played.controller()
+        await engine.apply([SPEC])
+        client = await played.gateway("g")
+        for _ in range(3):
+            await asked(client)
+        await eventually(lambda: played.server.ledger.next == 3)
+        await engine.refresh()
+        for _ in range(2):
+            await asked(client)
+        await eventually(lambda: played.server.ledger.next == 5)
+        # The engine server dies: another one has another ledger, knows no marks, and its gateways join it.
+        played.server.instance, played.server.ledger = "another", RequestLedger()
+        played.server.state.marks = None
+        await client.close()
+        await eventually(lambda: not client.joined)
+        await eventually(lambda: client.joined)
+        await asked(client)
+        await eventually(lambda: played.server.ledger.next == 1)
+        assert played.server.ledger.next == 1, "before a controller says what it has taken nothing is sent again"
+        assert engine.link is not None
+        engine.next, found = 0, await engine.link.ask("look")
+        await engine.link.ask("publish", {"services": ["s"]}, None, engine.marks)
+        await engine.take_over(engine.link, found)
+        await eventually(lambda: played.server.ledger.next == 3)
+        await engine.refresh()
+        await engine.link.ask("publish", {"services": ["s"]}, None, engine.marks)
+        await eventually(lambda: not client._kept, "a gateway that keeps nothing")
+        assert len(played.entries) == 6 and played.server.ledger.ended["g"] == 3
+
+
+async def test_an_engine_server_that_the_controller_does_not_know_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its records were an earlier controller's to take: sent again, they might be counted twice."""
+    async with site(tmp_path) as played:
+        engine = await played.controller()
+        await engine.apply([SPEC])
+        client = await played.gateway("g")
+        await asked(client)
+        await eventually(lambda: played.server.ledger.next == 1)
+        played.server.instance, played.server.ledger = "another", RequestLedger()
+        await client.close()
+        await eventually(lambda: not client.joined)
+        await eventually(lambda: client.joined)
+        assert engine.link is not None
+        await engine.link.ask("publish", {"services": ["s"]}, None, {})
+        await eventually(lambda: not client._kept, "a gateway that keeps nothing")
+        assert played.server.ledger.next == 0
 
 
 async def test_a_gateway_of_another_machine_needs_the_token(tmp_path: Path) -> None:

@@ -8,13 +8,20 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 
+from joulery.adapters.engines.embedded.loaded_model import (
+    LoadedModel,
+    Run,
+    declared,
+    one_line,
+    only,
+    options_of,
+    readable,
+)
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DEVICE
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestError
@@ -35,24 +42,6 @@ _ONNX_TYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
-
-Run = Callable[[dict[str, Tensor], tuple[str, ...]], Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that is ready to run.
-
-    Attributes:
-        run: Inputs by name and the names of the outputs wanted (none for all) to outputs by name.
-        inputs, outputs: What it declares; empty when it declares nothing.
-        platform: What runs it.
-    """
-
-    run: Run
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    platform: str
 
 
 class Inputs(dict[str, Tensor]):
@@ -144,11 +133,6 @@ def warm_up(model: LoadedModel) -> str:
     return ""
 
 
-def one_line(error: BaseException) -> str:
-    """``ValueError: wrong size``: an error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
 def failure(error: Exception) -> tuple[str, Outcome]:
     """The message for the client about an error of the model, and the outcome of its request."""
     if isinstance(error, RequestError):
@@ -161,20 +145,6 @@ def failure(error: Exception) -> tuple[str, Outcome]:
 def _zeros(spec: TensorSpec) -> Tensor:
     shape = [max(size, 1) if size else 0 for size in spec.shape]
     return np.full(shape, b"", object) if spec.datatype == "BYTES" else np.zeros(shape, NUMPY_TYPES[spec.datatype])
-
-
-def readable(model: ModelRef) -> Path:
-    """The file of a model.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    path = Path(model.location)
-    try:
-        with path.open("rb"):
-            return path
-    except OSError as error:
-        raise ConfigError(f"the model cannot be read: {error.strerror}", file=str(path)) from error
 
 
 def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
@@ -287,60 +257,6 @@ def _load_callable(model: ModelRef) -> LoadedModel:
     return LoadedModel(run, inputs, outputs, "python")
 
 
-def only(results: Mapping[str, Any], wanted: tuple[str, ...]) -> Mapping[str, Any]:
-    """The outputs wanted; all where none is named.
-
-    Raises:
-        RequestError: The model has no such output.
-    """
-    if not wanted:
-        return results
-    for missing in (name for name in wanted if name not in results):
-        raise RequestError(f"the model has no output {missing!r}", Outcome.INVALID)
-    return {name: results[name] for name in wanted}
-
-
-def options_of(model: ModelRef) -> dict[str, Any]:
-    """The options of a model.
-
-    Raises:
-        ConfigError: They are no JSON object.
-    """
-    try:
-        options = orjson.loads(model.options or "{}")
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"options are not JSON: {error}", pointer=model.location, got=model.options) from error
-    if not isinstance(options, dict):
-        raise ConfigError("options are a JSON object", pointer=model.location, got=model.options)
-    return options
-
-
 def _attribute(model: ModelRef, function: object, side: str) -> tuple[TensorSpec, ...]:
     """What a callable declares: ``function.inputs = [("photo", "UINT8", (-1, 292, 292, 3))]``."""
     return declared(model, side, getattr(function, side, ()))
-
-
-def declared(model: ModelRef, side: str, entries: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """Tensors declared as ``(name, datatype, shape)``.
-
-    Args:
-        model: The model, for errors.
-        side: ``inputs`` or ``outputs``, for errors.
-        entries: The declarations.
-
-    Raises:
-        ConfigError: One is none.
-    """
-    specs: list[TensorSpec] = []
-    for entry in entries:
-        try:
-            name, datatype, shape = entry
-            spec = TensorSpec(str(name), str(datatype), tuple(int(size) for size in shape))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{side} are declared as (name, datatype, shape)", pointer=model.location, got=repr(entry)
-            ) from error
-        if spec.datatype not in NUMPY_TYPES:
-            raise ConfigError("unknown datatype", pointer=model.location, got=spec.datatype)
-        specs.append(spec)
-    return tuple(specs)

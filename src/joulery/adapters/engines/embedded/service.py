@@ -106,7 +106,8 @@ class ServiceQueue:
         self._check(request)
         call = QueuedCall(request, encoded([request]), asyncio.get_running_loop().create_future())
         kind = kind_of(request, self.inputs) if self._batches else None
-        ticket = Ticket(call, deadline_s, request.variant or self._steered(), kind=kind, since_s=now_s)
+        variant = request.variant or (self._steered() if self._steering.mix.steps else "")
+        ticket = Ticket(call, deadline_s, variant, kind=kind, since_s=now_s)
         if not self.queue.offer(ticket):
             raise self._overloaded(f"{self.name} has {self.queue.waiting} requests waiting, its limit")
         self.pump()
@@ -121,8 +122,6 @@ class ServiceQueue:
 
     def _steered(self) -> str:
         """The variant that is to answer a request where replicas of several answer in stated shares; empty for any."""
-        if not self._steering.mix.steps:
-            return ""
         there = self._answering()
         if len(there) < 2 or any(server.warm for server in self.queue.servers):
             return ""  # replicas that keep several variants loaded choose when they take a request
@@ -140,7 +139,16 @@ class ServiceQueue:
 
     def pump(self) -> None:
         """Give waiting requests to free replicas."""
-        now_s = time.monotonic()
+        queue = self.queue
+        if queue.waiting:
+            self._give(time.monotonic())
+        else:
+            queue.ripe_s = INFINITY
+        if not queue.waiting:
+            self._emptied.set()
+
+    def _give(self, now_s: float) -> None:
+        """Answer the requests that waited too long with an error; give the others to free replicas."""
         for late in self.queue.overdue(now_s):
             late.payload.fail(self._overloaded(f"{self.name} could not answer this request within its SLO"))
         while (pair := self._pull(now_s)) is not None:
@@ -156,8 +164,6 @@ class ServiceQueue:
             self._wake_at(now_s + self._hang_s)
         if self.queue.ripe_s < INFINITY:
             self._wake_at(self.queue.ripe_s)
-        if not self.queue.waiting:
-            self._emptied.set()
 
     def _pull(self, now_s: float) -> tuple[Ticket[QueuedCall], Server[QueuedCall, WorkerReplica]] | None:
         """The next request and its replica, once the variant is chosen: batches differ in size by variant."""
@@ -283,7 +289,10 @@ class ServiceQueue:
 
     @property
     def _batches(self) -> bool:
-        return any(replica.spec.batch > 1 for replica in self.replicas)
+        for replica in self.replicas:  # noqa: SIM110 - on the hot path, where a generator is dearer
+            if replica.spec.batch > 1:
+                return True
+        return False
 
     def _describe(self) -> None:
         """Take over the declarations of replicas where those that declare something agree: a request may meet any."""

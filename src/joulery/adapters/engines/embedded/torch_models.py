@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.adapters.engines.embedded.models import (
+from joulery.adapters.engines.embedded.loaded_model import (
     LoadedModel,
     Run,
     declared,

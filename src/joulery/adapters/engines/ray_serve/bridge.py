@@ -95,14 +95,14 @@ class RayBridge:
             return None
         return found
 
-    async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
+    async def infer(self, application: str, replica: str, request: InferRequest, call: str = "") -> dict[str, Any]:
         """See :meth:`RayCluster.infer`.
 
         Raises:
             ReplicaGoneError: It ended, or Ray is gone.
         """
         try:
-            answer: dict[str, Any] = await self._ask("infer", application, replica, request)
+            answer: dict[str, Any] = await self._ask("infer", application, replica, request, call)
         except ActuationError as error:
             raise ReplicaGoneError(str(error)) from error
         return answer

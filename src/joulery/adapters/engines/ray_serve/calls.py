@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +100,37 @@ class RayReplica:
             platform=str(self.info["platform"]),
             last_error=str(self.info["note"]),
         )
+
+
+def views(
+    plans: Mapping[str, Sequence[ReplicaSpec]],
+    found: Iterable[RayReplica],
+    served: Mapping[tuple[str, int], int],
+    restarts: Mapping[tuple[str, int], int],
+) -> tuple[ReplicaView, ...]:
+    """What can be seen of the replicas there are, and of those that are planned and missing; sorted by id.
+
+    Args:
+        plans: What each rank runs, by application.
+        found: Those there are.
+        served, restarts: Counts by application and rank.
+    """
+    shown, seen = [], set()
+    for replica in found:
+        seen.add(slot := (replica.app, replica.rank))
+        leaving = replica.app not in plans
+        shown.append(replica.view(served=served[slot], restarts=restarts[slot], leaving=leaving))
+    for name, plan in plans.items():
+        for rank, spec in enumerate(plan):
+            if (name, rank) not in seen:
+                restarted = restarts[name, rank]
+                shown.append(ReplicaView(f"{name}#{rank}", spec, ReplicaState.RESTARTING, restarts=restarted))
+    return tuple(sorted(shown, key=lambda view: view.id))
+
+
+def runs(app: str, plan: Sequence[ReplicaSpec], found: Iterable[RayReplica]) -> bool:
+    """Whether an application has the replicas of its plan, and no other."""
+    return Counter(replica.spec for replica in found if replica.app == app) == Counter(plan)
 
 
 @dataclass(slots=True, eq=False)

@@ -141,7 +141,7 @@ class RayCluster:
             return None
         return found
 
-    async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
+    async def infer(self, application: str, replica: str, request: InferRequest, call: str = "") -> dict[str, Any]:
         """What one replica of an application answers; see :meth:`.replica.Instances.infer`.
 
         Raises:
@@ -152,7 +152,7 @@ class RayCluster:
 
         try:
             answer: dict[str, Any] = await self._handle(application).infer.remote(
-                dict(request.inputs), request.outputs, request.variant, replica=replica
+                dict(request.inputs), request.outputs, request.variant, replica=replica, call=call
             )
         except (RayError, RayServeException) as error:
             raise ReplicaGoneError(type(error).__name__) from error

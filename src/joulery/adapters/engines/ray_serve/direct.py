@@ -1,37 +1,44 @@
-"""Requests to replicas on Ray over a connection of their own, as the embedded engine's go to its workers.
+"""Requests to replicas on Ray over connections of joulery's own, as the embedded engine's go to its workers.
 
 Ray's handle takes milliseconds of CPU time a request. A replica that may listens at a port of its node, and says at
 which; only who knows the replica's token is answered, and Ray alone passes that on. A replica that does not listen, or
 cannot be reached, is asked through Ray.
+
+No model runs twice for a request unless a replica dies under it. Each request has a number, which the replica keeps
+with its newest answer. When a connection breaks under a request, the same replica is asked again through Ray under the
+same number: one that lives answers what it has, or what it is about to have. Only where Ray says that it ended, or
+reaches it no more, does the request go elsewhere. A replica that Ray ends says so first: it answers what it holds, and
+gets nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, encode
+from joulery.adapters.engines.embedded.wire import encode
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
+from joulery.adapters.engines.ray_serve.connection import ReplicaConnection
+from joulery.adapters.engines.ray_serve.listener import LOOPBACK, this_machine
 from joulery.domain.errors import DataError
-from joulery.domain.serving.engine import InferRequest
+from joulery.domain.serving.engine import InferRequest, Outcome
 
+RETRY_S = 30.0
+"""Between two attempts to reach a replica at its port."""
 _CONNECT_S = 2.0
-_LOST_AFTER = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 3),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000),
-)
-"""A machine that vanishes closes nothing: after nine silent seconds the kernel does."""
+_VERDICT_S = 10.0
+"""What Ray may take to answer for a replica whose connection broke; the replica is given up then."""
 
 
 class Asked(Protocol):
     """Asks a replica through Ray."""
 
-    async def infer(self, application: str, replica: str, request: InferRequest) -> dict[str, Any]:
+    async def infer(self, application: str, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
         """See :meth:`.cluster.RayCluster.infer`."""
         ...
 
@@ -40,12 +47,53 @@ class DirectLines:
     """The connections to replicas.
 
     Args:
-        cluster: Asks those that do not listen.
+        cluster: Asks those that cannot be reached otherwise.
+        leaving: Called with the id of a replica that takes no more requests.
+        lost: Called with the id of a replica whose connection broke while it held no request.
+        now_s: The clock, seconds; for attempts to connect.
+
+    Attributes:
+        direct, through_ray: Requests sent each way.
     """
 
-    def __init__(self, cluster: Asked) -> None:
-        self._cluster = cluster
-        self._lines: dict[str, _Line | None] = {}
+    def __init__(
+        self,
+        cluster: Asked,
+        leaving: Callable[[str], None] = lambda _: None,
+        lost: Callable[[str], None] = lambda _: None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster, self._now_s = cluster, now_s
+        self._leaving_called, self._lost_called = leaving, lost
+        self._lines: dict[str, ReplicaConnection] = {}
+        self._due_s: dict[str, float] = {}
+        self._refusals: dict[str, str] = {}
+        self._left: set[str] = set()
+        self._caller, self._count = secrets.token_hex(8), 0
+        self.direct = self.through_ray = 0
+
+    def up(self, replica: str) -> bool:
+        """Whether there is a connection to a replica: it lives."""
+        return replica in self._lines
+
+    def remarks(self) -> tuple[str, ...]:
+        """Why replicas are asked through Ray, each reason once."""
+        return tuple(sorted(set(self._refusals.values())))
+
+    async def reach(self, infos: Iterable[Mapping[str, Any]]) -> None:
+        """Connect to the replicas without a connection, unless that was tried within :data:`RETRY_S`.
+
+        Args:
+            infos: The descriptions of every replica there is; all others are forgotten.
+        """
+        present = {str(info["id"]): info for info in infos}
+        self._left &= present.keys()
+        for known in (self._due_s, self._refusals):
+            for replica in known.keys() - present.keys():
+                del known[replica]
+        now_s = self._now_s()
+        due = [name for name in present.keys() - self._lines.keys() if self._due_s.get(name, -math.inf) <= now_s]
+        await asyncio.gather(*(self._connect(name, present[name]) for name in due))
 
     async def infer(self, application: str, info: Mapping[str, Any], request: InferRequest) -> dict[str, Any]:
         """What one replica answers; see :meth:`.replica.Instances.infer`.
@@ -59,92 +107,115 @@ class DirectLines:
             ReplicaGoneError: It ended.
         """
         replica = str(info["id"])
-        line = self._lines[replica] if replica in self._lines else await self._connected(replica, info)
-        if line is None:
-            return await self._cluster.infer(application, replica, request)
-        try:
-            header = {"v": request.variant, "w": request.outputs, "id": replica}
-            frame = await line.ask(encode(header, request.inputs))
-        except ConnectionError as error:
-            self._lines.pop(replica, None)
-            raise ReplicaGoneError(str(error) or type(error).__name__) from error
-        answer = frame.header
-        return answer if "e" in answer or "moved" in answer else {**answer, "y": frame.tensors}
-
-    async def _connected(self, replica: str, info: Mapping[str, Any]) -> _Line | None:
-        """A connection to a replica; None where it is to be asked through Ray."""
-        found, direct = None, info.get("direct")
-        if direct is not None:
-            host, port, token = direct
-            loop = asyncio.get_running_loop()
+        if replica in self._left:
+            return {"moved": True, "id": ""}
+        if replica not in self._due_s:
+            await self._connect(replica, info)
+        self._count += 1
+        call, line = f"{self._caller}/{self._count}", self._lines.get(replica)
+        if line is not None:
+            self.direct += 1
             try:
-                async with asyncio.timeout(_CONNECT_S):
-                    _, found = await loop.create_connection(_Line, str(host), int(port))
-                found.write(encode({"token": token}, {}))
-            except (OSError, TimeoutError):
-                found = None
-        self._lines[replica] = found
-        return found
+                return await _asked(line, replica, request, call)
+            except ConnectionError as error:
+                return await self._again(application, replica, request, call, error)
+        self.through_ray += 1
+        try:
+            return await self._cluster.infer(application, replica, request, call)
+        except ReplicaGoneError as error:
+            # What is connected to Ray may have ended, and not the replica.
+            found = self._lines.get(replica)
+            if found is None:
+                raise
+            try:
+                return await _asked(found, replica, request, call)
+            except ConnectionError:
+                raise error from None
+
+    async def _again(
+        self, application: str, replica: str, request: InferRequest, call: str, cause: ConnectionError
+    ) -> dict[str, Any]:
+        """The answer to a request under which the connection broke, from the same replica or not at all."""
+        gone = ReplicaGoneError(str(cause) or type(cause).__name__)
+        try:
+            async with asyncio.timeout(_VERDICT_S):
+                answer = await self._cluster.infer(application, replica, request, call)
+        except (ReplicaGoneError, TimeoutError):
+            raise gone from cause
+        if answer.get("moved") and answer.get("id") != replica:
+            raise gone from cause  # Ray has no such replica any more, and asked another
+        return answer
+
+    async def _connect(self, replica: str, info: Mapping[str, Any]) -> None:
+        """Connect to a replica, or note why that is not possible."""
+        self._due_s[replica] = self._now_s() + RETRY_S
+        place = info.get("direct")
+        if place is None:
+            if info.get("direct_refused"):
+                self._refused(replica, info, f"they cannot listen there: {info['direct_refused']}")
+            return
+        host, port, token, machine = place
+        if host == LOOPBACK and machine != this_machine():
+            why = "they are on another machine, and nothing listens beyond loopback unasked"
+            self._refused(replica, info, f"{why}; serving.engine.direct: true has them listen at their node's address")
+            return
+        made = ReplicaConnection(lambda: self._says_leaving(replica), lambda held: self._closed(replica, made, held))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await loop.create_connection(lambda: made, str(host), int(port))
+            made.write(encode({"token": token}, {}))
+        except OSError as error:
+            why = f"their ports do not answer ({os.strerror(error.errno) if error.errno else type(error).__name__})"
+            self._refused(replica, info, f"{why}; open them between the machines, joulery tries every {RETRY_S:g} s")
+            return
+        self._refusals.pop(replica, None)
+        if replica in self._lines:
+            made.hang_up()  # two looks at once
+        else:
+            self._lines[replica] = made
+
+    def _refused(self, replica: str, info: Mapping[str, Any], why: str) -> None:
+        self._refusals[replica] = (
+            f"replicas on Ray at {info.get('node') or 'a node'} are asked through Ray's handle, which takes "
+            f"milliseconds of CPU time a request: {why}"
+        )
+
+    def _says_leaving(self, replica: str) -> None:
+        self._left.add(replica)
+        self._leaving_called(replica)
+
+    def _closed(self, replica: str, line: ReplicaConnection, held: bool) -> None:
+        """A connection ended, with a request on it or without."""
+        if self._lines.get(replica) is not line:
+            return
+        del self._lines[replica]
+        if not held and replica not in self._left:
+            self._due_s[replica] = self._now_s()
+            self._lost_called(replica)
+
+    def drop(self, replica: str) -> None:
+        """Hang up on one replica."""
+        line = self._lines.pop(replica, None)
+        if line is not None:
+            line.hang_up()
 
     def close(self) -> None:
         """Hang up."""
-        for line in self._lines.values():
-            if line is not None:
-                line.hang_up()
-        self._lines.clear()
+        for replica in tuple(self._lines):
+            self.drop(replica)
 
 
-class _Line(asyncio.Protocol):
-    """One connection: a replica answers one request at a time."""
+async def _asked(line: ReplicaConnection, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
+    """What a replica answers on its connection.
 
-    def __init__(self) -> None:
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Frame] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        line = transport.get_extra_info("socket")
-        for level, option, value in _LOST_AFTER:
-            line.setsockopt(level, option, value)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            frames = self._reader.feed(data)
-        except DataError:
-            self.hang_up()
-            return
-        for frame in frames:
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionResetError("its connection was closed"))
-
-    def write(self, pieces: list[Piece]) -> None:
-        """Send a frame.
-
-        Raises:
-            ConnectionError: The connection is closed.
-        """
-        if self._transport is None:
-            raise ConnectionResetError("its connection was closed")
-        for piece in pieces:
-            self._transport.write(piece)
-
-    async def ask(self, pieces: list[Piece]) -> Frame:
-        """Send a request and wait for its answer.
-
-        Raises:
-            ConnectionError: The connection was closed.
-        """
-        self._answer = asyncio.get_running_loop().create_future()
-        self.write(pieces)
-        return await self._answer
-
-    def hang_up(self) -> None:
-        """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()
+    Raises:
+        ConnectionError: The connection broke.
+    """
+    header = {"v": request.variant, "w": request.outputs, "id": replica, "n": call}
+    try:
+        frame = await line.ask(call, encode(header, request.inputs))
+    except DataError as error:
+        return {"variant": request.variant, "s": 0.0, "c": 0.0, "e": str(error), "o": Outcome.INVALID.value}
+    answer = frame.header
+    return answer if "e" in answer or "moved" in answer else {**answer, "y": frame.tensors}

@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,12 +30,15 @@ from joulery.adapters.engines.ray_serve.calls import (
     queued,
     request_of,
     response,
+    runs,
     served_out,
     until,
+    views,
 )
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
+from joulery.adapters.engines.ray_serve.counts import ReplicaCounts
 from joulery.adapters.engines.ray_serve.direct import DirectLines
-from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, drifted, entry_of, node_of, said
+from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError, DataError, JouleryError
@@ -46,7 +49,6 @@ from joulery.domain.serving.engine import (
     Outcome,
     QueuedRequest,
     ReplicaSpec,
-    ReplicaState,
     ReplicaView,
     RequestError,
     Transition,
@@ -63,9 +65,6 @@ _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
 _RETRY_LOST_S = 5.0
 """Between two attempts to reach a cluster that is gone."""
-_SET_BACK_S = 10.0
-"""Between two looks at the replica counts that Ray is to keep."""
-_STUCK = "DEPLOY_FAILED"
 _RETRY_AFTER_S = 1.0
 """What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
 
@@ -81,7 +80,8 @@ class RayServeEngine:
     def __init__(self, settings: RaySettings, cluster: RayBridge | None = None) -> None:
         self.settings = settings
         self._cluster = RayBridge(settings.place) if cluster is None else cluster
-        self._lines = DirectLines(self._cluster)
+        self._lines = DirectLines(self._cluster, self._leaves, self._line_lost)
+        self._counts = ReplicaCounts(self._cluster)
         self._apps: dict[str, RayApp] = {}
         self._found: dict[str, RayReplica] = {}
         self._restarts: Counter[tuple[str, int]] = Counter()
@@ -93,24 +93,13 @@ class RayServeEngine:
         self._limits = QueueLimits(settings.queue)
         self._closed = False
         self._away = ""
-        self._counts_seen_s = -math.inf
-        self._remarks: dict[str, str] = {}
+        self._gone_s: dict[str, float] = {}
         self._ranks: dict[str, int] = {}
 
     def replicas(self) -> tuple[ReplicaView, ...]:
         """Every replica now, sorted by id; one that Ray starts again is shown as restarting."""
-        views, shown = [], set()
-        for replica in self._found.values():
-            shown.add((replica.app, replica.rank))
-            slot = (replica.app, replica.rank)
-            leaving = replica.app not in self._apps
-            views.append(replica.view(served=self._served[slot], restarts=self._restarts[slot], leaving=leaving))
-        for app in self._apps.values():
-            for rank, spec in enumerate(app.plan):
-                if (app.name, rank) not in shown:
-                    restarts = self._restarts[app.name, rank]
-                    views.append(ReplicaView(f"{app.name}#{rank}", spec, ReplicaState.RESTARTING, restarts=restarts))
-        return tuple(sorted(views, key=lambda view: view.id))
+        plans = {name: app.plan for name, app in self._apps.items()}
+        return views(plans, self._found.values(), self._served, self._restarts)
 
     def backlog(self) -> tuple[QueuedRequest, ...]:
         """Every request in a replica or waiting, by arrival."""
@@ -123,7 +112,7 @@ class RayServeEngine:
 
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of the cluster."""
-        return tuple(self._remarks.values())
+        return (*self._counts.remarks.values(), *self._lines.remarks())
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
         """What the meters of the cluster's nodes answer; see :meth:`.cluster.RayCluster.nodes`.
@@ -263,9 +252,7 @@ class RayServeEngine:
             message = "it could not be answered within its SLO"
             fail(late, RequestError(message, Outcome.OVERLOADED, retry_after_s=_RETRY_AFTER_S))
         while (pair := entry.queue.pull(now_s)) is not None:
-            task = asyncio.create_task(self._send(entry, pair[1]))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._beside(self._send(entry, pair[1]))
         if entry.ripe is not None:
             entry.ripe.cancel()
         wait_s = entry.queue.ripe_s - now_s
@@ -281,9 +268,11 @@ class RayServeEngine:
         try:
             answer = await self._lines.infer(replica.app, replica.info, request_of(calls))
         except ReplicaGoneError as error:
+            self._gone_s[replica.id] = time.monotonic()
             if self._cluster.lost:
                 self._forget_lost()
-                return
+                if server not in entry.queue.servers:
+                    return
             self._lost(entry, replica, f"two replicas died under this request; the last: {error}")
             return
         if answer.get("moved"):
@@ -291,8 +280,8 @@ class RayServeEngine:
             # tried the request yet. Outside a change Ray ends none that lives.
             for ticket in tickets:
                 ticket.attempts -= 1
-            self._lost(entry, replica, "" if self._changing.locked() else "Ray ended it")
-            self._looked_again()
+            self._lost(entry, replica, self._ended)
+            self._beside(self._look())
             return
         try:
             parts = answers_of(answer, calls)
@@ -313,8 +302,13 @@ class RayServeEngine:
             if not call.answer.done():
                 call.answer.set_result((replica, part, start_s, len(calls)))
 
-    def _looked_again(self) -> None:
-        task = asyncio.create_task(self._look())
+    @property
+    def _ended(self) -> str:
+        """Why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
+        return "" if self._changing.locked() else "Ray ended it"
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -329,9 +323,26 @@ class RayServeEngine:
         if entry is not None:
             self._pump(entry)
 
+    def _leaves(self, replica_id: str) -> None:
+        """A replica says that Ray ends it: it answers what it holds, and gets nothing more."""
+        self._gone_s[replica_id] = math.inf
+        replica = self._found.get(replica_id)
+        if replica is not None and replica.server.held:
+            replica.server.leaving = True
+        elif replica is not None:
+            self._lost(self._services.get(replica.spec.service), replica, self._ended)
+
+    def _line_lost(self, replica_id: str) -> None:
+        """The connection to a replica broke; one that has just been given a request finds out by itself."""
+        self._gone_s[replica_id] = time.monotonic()
+        replica = self._found.get(replica_id)
+        if replica is not None and not replica.server.held:
+            self._lost(self._services.get(replica.spec.service), replica, "its connection was closed")
+            self._away = self._away or ("" if self._found else self._cluster.lost)
+
     async def _declare(self, apps: Mapping[str, RayApp]) -> None:
         environ, settings = self._cluster.environ(), self.settings
-        common = (environ, settings.claim_ratio, settings.nodes, settings.listens)
+        common = (environ, settings.claim_ratio, settings.nodes, settings.listens, settings.deadline_s)
         await self._cluster.declare([app.config(*common) for app in apps.values()])
         for app in apps.values():
             before = self._apps.get(app.name)
@@ -349,21 +360,17 @@ class RayServeEngine:
         while True:
             await self._look(wanted)
             states = await self._cluster.applications()
-            missing = [app for app in wanted.values() if not self._runs(app)]
+            missing = [app for app in wanted.values() if not runs(app.name, app.plan, self._found.values())]
             if not missing:
                 return
             for app in missing:
                 found = states.get(app.name, {})
-                if found.get("status") == _STUCK:
+                if found.get("status") == "DEPLOY_FAILED":
                     raise ActuationError(f"Ray cannot run {app.name}: {said(found)}")
             if time.monotonic() > end_s:
                 names = ", ".join(app.name for app in missing)
                 raise ActuationError(f"Ray did not bring up {names} within {self.settings.launch_s:g} s")
             await asyncio.sleep(_LOOK_S)
-
-    def _runs(self, app: RayApp) -> bool:
-        there = Counter(replica.spec for replica in self._found.values() if replica.app == app.name)
-        return there == Counter(app.plan)
 
     async def _look(self, wanted: Mapping[str, RayApp] | None = None) -> None:
         """See which replicas there are and what each runs.
@@ -373,9 +380,9 @@ class RayServeEngine:
         """
         async with self._looking:
             apps = {**self._apps, **(wanted or {})}
-            seen: set[str] = set()
-            described: set[str] = set()
+            seen, described = set[str](), set[str]()
             for app in apps.values():
+                looked_s = time.monotonic()
                 infos = await self._cluster.describe(app.name)
                 if infos is None:
                     continue
@@ -384,16 +391,20 @@ class RayServeEngine:
                     if info["failed"] and wanted and info["failed"]["entry"] in map(entry_of, app.plan):
                         raise unpack_error(info["failed"]["error"])
                     seen.add(info["id"])
-                    self._met(app, info)
+                    if self._gone_s.get(info["id"], -math.inf) < looked_s:  # or the description is of before its end
+                        self._met(app, info)
             gone = [each for each in self._found.values() if each.app in described and each.id not in seen]
             for replica in gone:
-                if replica.server.ticket is not None and replica.unseen < _PATIENCE:
+                if replica.server.held and (self._lines.up(replica.id) or replica.unseen < _PATIENCE):
                     # Ray lets one that it ends answer what it holds; one that died makes its call fail.
                     replica.unseen += 1
                     replica.server.leaving = True
                     continue
-                # While a change is under way Ray ends replicas because the change asks for it.
-                self._lost(self._services.get(replica.spec.service), replica, "Ray ended it" if wanted is None else "")
+                self._lines.drop(replica.id)
+                self._lost(self._services.get(replica.spec.service), replica, self._ended)
+            if len(described) == len(apps):
+                self._gone_s = {name: at_s for name, at_s in self._gone_s.items() if name in {*seen, *self._found}}
+            await self._lines.reach([replica.info for replica in self._found.values()])
             if wanted is None:
                 self._take_over(self._apps)
 
@@ -413,7 +424,8 @@ class RayServeEngine:
         """Let the replicas of these applications pull."""
         for replica in self._found.values():
             entry = self._services.get(replica.spec.service)
-            if replica.app in apps and entry is not None and replica.server not in entry.queue.servers:
+            ends = self._gone_s.get(replica.id, -math.inf) == math.inf
+            if replica.app in apps and entry is not None and replica.server not in entry.queue.servers and not ends:
                 replica.server = replica.new_server()
                 replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
                 entry.queue.join(replica.server)
@@ -447,23 +459,9 @@ class RayServeEngine:
                 continue
             if not self._cluster.lost:
                 await self._look()
-                await self._set_back()
+                await self._counts.set_back(self._apps)
             elif not await self._returned():
                 await asyncio.sleep(_RETRY_LOST_S)
-
-    async def _set_back(self) -> None:
-        """Set replica counts that someone else changed to the plan's, at most every :data:`_SET_BACK_S`."""
-        if time.monotonic() < self._counts_seen_s + _SET_BACK_S:
-            return
-        self._counts_seen_s = time.monotonic()
-        with suppress(ActuationError):
-            for name, count in drifted(self._apps, await self._cluster.applications()).items():
-                planned = len(self._apps[name].plan)
-                await self._cluster.scale(name, DEPLOYMENT, planned)
-                self._remarks[name] = (
-                    f"Ray was to run {name} with {count} replicas, which joulery did not ask for: it is set back to "
-                    f"{planned}; bound replicas by minimum_replicas and maximum_replicas of the service instead"
-                )
 
     async def _returned(self) -> bool:
         """Whether Ray, which was gone, is there again with the replicas that there were; requests wait meanwhile."""
@@ -482,13 +480,21 @@ class RayServeEngine:
         return True
 
     def _forget_lost(self) -> None:
-        """Forget the replicas of a cluster that is gone; what they held waits for others, once."""
+        """Forget the replicas of a cluster that is gone; what they held waits for others, once.
+
+        Replicas whose connections are up serve on for as long as these are.
+        """
         if not self._cluster.lost:
             return
-        gone, self._found, self._away = list(self._found.values()), {}, self._cluster.lost
+        gone = [replica for replica in self._found.values() if not self._lines.up(replica.id)]
+        self._found = {replica.id: replica for replica in self._found.values() if replica not in gone}
+        if not self._found:
+            self._away = self._cluster.lost
         for replica in gone:
             entry = self._services.get(replica.spec.service)
             self._restarts[replica.app, replica.rank] += 1
             if entry is not None and replica.server in entry.queue.servers:
                 for ticket in entry.queue.lose(replica.server):
                     fail(ticket, RequestError(self._cluster.lost, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S))
+        for entry in self._services.values():
+            self._pump(entry)

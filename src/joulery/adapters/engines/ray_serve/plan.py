@@ -19,6 +19,8 @@ NODE = "node:"
 _OF_A_NODE = 0.001
 """What a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
 _HERE = "joulery.adapters.engines.ray_serve"
+_LEAVE_S = 10.0
+"""What a replica that Ray ends gets beyond the longest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class RayApp:
         claim_ratio: float,
         nodes: Mapping[str, str] = MappingProxyType({}),
         listens: str = "",
+        deadline_s: float = 30.0,
     ) -> dict[str, Any]:
         """The application in the form of Ray's REST API.
 
@@ -62,6 +65,7 @@ class RayApp:
             claim_ratio: CPUs a replica claims in Ray's books for each core: old and new replicas live side by side.
             nodes: Address of each node, by its name.
             listens: Where replicas listen for requests; see :attr:`RaySettings.listens`.
+            deadline_s: How long a request may take: Ray lets a replica that it ends answer what it holds.
         """
         claims = _claims(self.slice, claim_ratio)
         if self.node:
@@ -82,6 +86,7 @@ class RayApp:
                     "ray_actor_options": claims,
                     "request_router_config": {"request_router_class": f"{_HERE}.router:ToReplica"},
                     "graceful_shutdown_wait_loop_s": 0.1,
+                    "graceful_shutdown_timeout_s": deadline_s + _LEAVE_S,
                     "health_check_period_s": 1.0,
                     "health_check_timeout_s": 10.0,
                 }

@@ -14,18 +14,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
+from joulery.adapters.engines.embedded.loaded_model import LoadedModel
+from joulery.adapters.engines.embedded.models import failure, load, warm_up
 from joulery.adapters.engines.embedded.wire import Frame, pack_error
-from joulery.adapters.engines.ray_serve.listener import Listener
+from joulery.adapters.engines.ray_serve.listener import LOOPBACK, NODE_ADDRESS, Listener
 from joulery.domain.errors import JouleryError
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.tensors import Tensor
 
 DEPLOYMENT = "Instances"
-LOOPBACK, NODE_ADDRESS = "127.0.0.1", "node"
-"""Where a replica listens for requests on connections of their own: on its machine alone, or at its node's address."""
 ONGOING = 16
 """Requests Ray may hand to a replica at once. One comes at a time; a limit of 1 makes Ray poll and back off."""
+_CALLERS = 8
+"""Callers of which a replica keeps the newest answer; there is one unless gateways follow one another."""
 
 
 def app(arguments: Mapping[str, Any]) -> Any:
@@ -48,6 +49,8 @@ class Instances:
         self._model: LoadedModel | None = None
         self._turn = threading.Lock()
         self._listener: Listener | None = None
+        self._unheard = ""
+        self._answered: dict[str, tuple[str, dict[str, Any]]] = {}
         self._startup_cpu_s = 0.0
         self._failed: dict[str, Any] = {}
         self._note = ""
@@ -60,7 +63,11 @@ class Instances:
         therefore reported by :meth:`describe`, and the one before serves on.
         """
         if config.get("direct") and self._listener is None:
-            self._listener = Listener(_own_address() if config["direct"] == NODE_ADDRESS else LOOPBACK, self._asked)
+            host = _own_address() if config["direct"] == NODE_ADDRESS else LOOPBACK
+            try:
+                self._listener, self._unheard = Listener(host, self._asked), ""
+            except OSError as error:
+                self._unheard = f"{host}: {error.strerror or error}"
         plan = config["plan"]
         place = int(rank.rank)
         if place >= len(plan) or plan[place] == self._entry:
@@ -108,11 +115,18 @@ class Instances:
             "failed": self._failed,
             "served": self._served,
             "direct": None if self._listener is None else self._listener.place,
+            "direct_refused": self._unheard,
+            "node": _own_address(),
             "startup_cpu_s": self._startup_cpu_s,
         }
 
+    def __del__(self) -> Any:
+        """Ray ends the replica: it is left by those who are connected to it. Ray calls this once and awaits it."""
+        listener, self._listener = self._listener, None
+        return None if listener is None else asyncio.to_thread(listener.leave)
+
     async def infer(
-        self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str
+        self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str, call: str = ""
     ) -> dict[str, Any]:
         """Answer one request.
 
@@ -121,26 +135,42 @@ class Instances:
             outputs: Names wanted; empty for all.
             variant: The only one that may answer; empty for any.
             replica: Which replica is meant, for the router; another answers nothing.
+            call: The request's number, ``CALLER/NUMBER``; empty for none. The newest of each caller is answered again
+                with the answer that there is, and no model runs twice for it.
 
         Returns:
             ``variant``, ``s`` and ``c`` (seconds and CPU seconds), and ``y`` (arrays by name) or ``e`` and ``o`` (error
-            and outcome); ``moved`` when this is not who was meant.
+            and outcome); ``moved`` and ``id`` (this replica's own) when no model ran, because another replica was meant
+            or another variant.
         """
         self._own_id()
-        return await asyncio.to_thread(self._one, inputs, outputs, variant, replica)
+        return await asyncio.to_thread(self._one, inputs, outputs, variant, replica, call)
 
     def _asked(self, frame: Frame) -> dict[str, Any]:
         """The answer of a request that came on a connection of its own."""
         header = frame.header
-        return self._one(frame.tensors, tuple(header.get("w", ())), str(header["v"]), str(header["id"]))
+        outputs, call = tuple(header.get("w", ())), str(header.get("n", ""))
+        return self._one(frame.tensors, outputs, str(header["v"]), str(header["id"]), call)
 
-    def _one(self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str) -> dict[str, Any]:
+    def _one(
+        self, inputs: dict[str, Tensor], outputs: tuple[str, ...], variant: str, replica: str, call: str
+    ) -> dict[str, Any]:
+        caller = call.partition("/")[0]
         with self._turn:
+            newest, answer = self._answered.get(caller, ("", {}))
+            if call and newest == call:
+                return answer
             model, here = self._model, str(self._entry.get("variant", ""))
             if model is None or (variant and variant != here) or replica != self._id:
-                return {"variant": here, "s": 0.0, "c": 0.0, "moved": True}
+                return {"variant": here, "s": 0.0, "c": 0.0, "moved": True, "id": self._id}
             self._served += 1
-            return {"variant": here, **_answer(model, inputs, outputs)}
+            answer = {"variant": here, **_answer(model, inputs, outputs)}
+            if call:
+                self._answered.pop(caller, None)
+                self._answered[caller] = (call, answer)
+                if len(self._answered) > _CALLERS:
+                    del self._answered[next(iter(self._answered))]
+            return answer
 
 
 def _own_address() -> str:

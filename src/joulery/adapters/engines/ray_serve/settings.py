@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from joulery.adapters.engines.ray_serve.cluster import RayPlace
-from joulery.adapters.engines.ray_serve.replica import LOOPBACK, NODE_ADDRESS
+from joulery.adapters.engines.ray_serve.listener import LOOPBACK, NODE_ADDRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class RaySettings:
         drain_s: How long ``close`` waits for running requests.
         launch_s: How long a change may take.
         nodes: Address of each node that replicas are placed on, by its name; empty where Ray places them.
-        direct: Whether replicas listen for requests on connections of their own.
+        direct: Whether replicas listen for requests on connections of joulery's own: at their node's address, or, on a
+            cluster started here and where None, on loopback.
     """
 
     place: RayPlace = field(default_factory=RayPlace)
@@ -32,11 +33,11 @@ class RaySettings:
     drain_s: float = 10.0
     launch_s: float = 180.0
     nodes: Mapping[str, str] = field(default_factory=dict)
-    direct: bool = False
+    direct: bool | None = None
 
     @property
     def listens(self) -> str:
         """Where replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
-        if not self.direct:
+        if self.direct is False:
             return ""
-        return LOOPBACK if self.place.local else NODE_ADDRESS
+        return NODE_ADDRESS if self.direct and not self.place.local else LOOPBACK

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import ssl
 import time
@@ -35,6 +36,7 @@ from joulery.domain.serving.engine import (
     RequestRecord,
     Transition,
 )
+from joulery.domain.serving.ledger import RecordMarks
 from joulery.domain.serving.relay import RelayedPart, RelayedRequest
 from joulery.domain.serving.tensors import Tensor
 from joulery.steady_time import unix_s
@@ -47,6 +49,17 @@ _UNREACHED: PageAnswer = (
 )
 _MOST_UNSENT = 100_000
 """Records kept while the engine server is away."""
+_MOST_KEPT = 20_000
+"""Records kept while it is there and no controller takes them: should it be lost, too, the older ones are."""
+
+
+class _Kept(NamedTuple):
+    """A record until a controller has taken it: its number, to which engine server it was sent, and what was sent."""
+
+    number: int
+    instance: str
+    record: RequestRecord
+    call_id: str
 
 
 class _Passed(NamedTuple):
@@ -91,6 +104,7 @@ class EngineClient:
     Attributes:
         url: Where the gateway listens; set before :meth:`run`.
         refused: Why the engine server does not take this gateway; empty where it does, or has not been reached.
+        process: Identifies this process: records are numbered within it.
     """
 
     def __init__(
@@ -115,6 +129,8 @@ class EngineClient:
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._texts: dict[int, asyncio.Queue[RelayedPart]] = {}
         self._unsent: deque[tuple[_Passed, RequestRecord, str]] = deque()
+        self.process, self._recorded = secrets.token_hex(8), 0
+        self._kept: deque[_Kept] = deque(maxlen=_MOST_KEPT)
 
     @property
     def joined(self) -> bool:
@@ -317,10 +333,30 @@ class EngineClient:
         number = passed.number if passed.connection == link.number else 0
         if passed.number and not number and passed.instance == link.instance:
             return
+        self._recorded += 1
+        self._kept.append(_Kept(self._recorded, link.instance, record, call_id))
         header = m.record_header(number, record, unix_s())
+        header["q"] = self._recorded
         if call_id:
             header["id"] = call_id
         link.send(header)
+
+    def _settle(self, link: _Link, marks: RecordMarks) -> None:
+        """Forget the records that a controller has taken; send those again that were lost with an engine server.
+
+        Of an engine server that the controller does not know, an earlier controller has taken the records.
+        """
+        kept, lost = self._kept, []
+        while kept:
+            first = kept[0]
+            taken = first.number <= marks.get(first.instance, {}).get(self.process, 0)
+            if first.instance == link.instance and not taken:
+                break
+            if not taken and first.instance in marks:
+                lost.append(first)
+            kept.popleft()
+        for one in lost:
+            self._report(link, _NONE, one.record, one.call_id)
 
     async def _beat(self, link: _Link) -> None:
         while True:
@@ -345,6 +381,8 @@ class EngineClient:
             self._controller_s = None if away else time.monotonic() - header["away_s"]
             if header["charges"] is not None:
                 self.charges = ChargeTable.of(header["charges"])
+            if header["marks"] is not None and self._link is not None:
+                self._settle(self._link, header["marks"])
             if header["settings"] != self._settings:
                 self._settings = header["settings"]
                 self._changed(self._settings)
@@ -413,6 +451,7 @@ class _Link(asyncio.Protocol):
                 "start": client.name.start,
                 "url": client.url,
                 "pid": os.getpid(),
+                "process": client.process,
             }
             if client.name.secret is not None:
                 join["proof"] = m.proof(client.name.secret, str(header["nonce"]), client.name.name)

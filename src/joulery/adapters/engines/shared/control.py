@@ -10,7 +10,7 @@ import asyncio
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from joulery.adapters.engines.shared.server import EngineServer, GatewayStatus, 
 from joulery.domain.errors import ActuationError, JouleryError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, QueuedRequest, ReplicaSpec, ReplicaView, RequestError
-from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.ledger import LedgerBatch, RecordMarks, advance
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
@@ -40,6 +40,8 @@ class Welcome:
         stored: Run folder of the controller before, and the number of the first entry in its file of requests.
         since_s: When that controller left, Unix seconds.
         gateways: The gateways.
+        instance: Identifies the engine server.
+        marks: Which records a controller has taken.
     """
 
     pid: int
@@ -50,6 +52,8 @@ class Welcome:
     stored: tuple[str, int]
     since_s: float
     gateways: tuple[GatewayStatus, ...]
+    instance: str
+    marks: RecordMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ class ControlServer:
         ended: Called when a controller has closed the engine: the server is to end.
     """
 
-    def __init__(self, server: EngineServer, make: Callable[[Any], Engine], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, server: EngineServer, make: Callable[[Any], Awaitable[Engine]], ended: Callable[[], None]
+    ) -> None:
         self.server = server
         self._make, self._ended = make, ended
         self._site, self._plan = "", None
@@ -198,6 +204,8 @@ class ControlServer:
             self._stored,
             self._left_s,
             tuple(self.server.statuses()),
+            self.server.instance,
+            self.server.state.marks or {},
         )
 
     def do_begin(self, site: str, stored: str, first: int) -> None:
@@ -215,7 +223,7 @@ class ControlServer:
             former, self.server.engine = self.server.engine, None
             if former is not None:
                 await former.close()
-            self.server.engine, self._plan = self._make(plan), plan
+            self.server.engine, self._plan = await self._make(plan), plan
             return True
 
     async def do_apply(self, target: Sequence[ReplicaSpec]) -> Any:
@@ -234,9 +242,11 @@ class ControlServer:
             raise ActuationError(f"{method} is nothing to set")
         getattr(self._engine, method)(*arguments)
 
-    def do_publish(self, settings: dict[str, Any], charges: dict[str, Any]) -> None:
+    def do_publish(self, settings: dict[str, Any], charges: dict[str, Any], marks: RecordMarks) -> None:
         """What gateways are to know."""
-        self.server.state.settings, self.server.state.charges = settings, charges
+        state = self.server.state
+        state.settings, state.charges, state.marks = settings, charges, state.marks or {}
+        advance(state.marks, marks)
         self.server.tell()
 
     def do_drop(self, before: int) -> None:

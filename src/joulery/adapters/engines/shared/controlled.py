@@ -30,7 +30,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.ledger import LedgerBatch, RecordMarks, advance
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
@@ -200,6 +200,7 @@ class ControlledEngine:
         next: Number of the first ledger entry that was not taken.
         target: What was applied last; None before.
         shift_s: What its Unix time differs from the engine server's.
+        marks: Which records were taken: gateways keep the others, for the next engine server where this one is lost.
     """
 
     def __init__(self, plan: Any) -> None:
@@ -213,6 +214,8 @@ class ControlledEngine:
         self.next = 0
         self.target: tuple[ReplicaSpec, ...] | None = None
         self.shift_s = 0.0
+        self.marks: RecordMarks = {}
+        self._instance = ""
         self._limits: dict[str, QueueLimit | None] = {}
         self._taking = asyncio.Lock()
 
@@ -222,7 +225,8 @@ class ControlledEngine:
         Raises:
             JouleryError: Its engine cannot be made.
         """
-        self.link = link
+        self.link, self._instance = link, found.instance
+        advance(self.marks, found.marks)
         self.shift_s = (unix_s() - time.monotonic()) - found.zero_s
         await link.ask("open", self.plan, within_s=None)
 
@@ -247,6 +251,8 @@ class ControlledEngine:
                 taken: Taken = await self._ask("take", self.next, services, self.sampled)
                 self.latest = taken
                 self.next = taken.batch.first + len(taken.batch.entries)
+                mine = self.marks.setdefault(self._instance, {})
+                mine.update((one.process, one.number) for one in taken.batch.entries if one.number)
                 self.on_batch(taken.batch)
                 if taken.samples:
                     self.on_samples(taken.samples)

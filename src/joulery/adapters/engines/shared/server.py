@@ -24,7 +24,7 @@ from joulery.adapters.engines.shared import messages as m
 from joulery.domain.errors import DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestError
-from joulery.domain.serving.ledger import RequestLedger
+from joulery.domain.serving.ledger import RecordMarks, RequestLedger
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.domain.serving.tensors import Tensor
 
@@ -90,12 +90,14 @@ class ServerState:
         charges: The table of charges.
         controller: Whether a controller is connected.
         left_s: When it left, on the monotonic clock.
+        marks: Which records a controller has taken; None before one has come.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     charges: dict[str, Any] | None = None
     controller: bool = False
     left_s: float = field(default_factory=time.monotonic)
+    marks: RecordMarks | None = None
 
 
 class EngineServer:
@@ -174,6 +176,7 @@ class EngineServer:
                 "charges": self.state.charges,
                 "controller": self.state.controller,
                 "away_s": away_s,
+                "marks": self.state.marks,
             }
         )
         for link in self.links:
@@ -204,7 +207,7 @@ class EngineServer:
                 if time.monotonic() - other.heard_s < 2 * m.BEAT_S:
                     return f"there is a gateway {name!r} already"
                 other.close()
-        link.name = name
+        link.name, link.process = name, str(header.get("process", ""))
         pid = 0 if link.guarded else int(header.get("pid", 0))
         self.gateways[name] = GatewayStatus(
             name, str(header.get("url", "")), pid, str(header.get("version", "")), str(header.get("start", ""))
@@ -223,13 +226,14 @@ class GatewayConnection(asyncio.Protocol):
 
     Attributes:
         name: Its name; empty until it has joined.
+        process: Identifies its process.
         heard_s: When it last gave a sign of life, on the monotonic clock.
         nonce: What its proof is of.
     """
 
     def __init__(self, server: EngineServer, *, guarded: bool) -> None:
         self.server, self.guarded = server, guarded
-        self.name, self.nonce = "", secrets.token_hex(16)
+        self.name, self.process, self.nonce = "", "", secrets.token_hex(16)
         self.heard_s = time.monotonic()
         self._transport: asyncio.Transport | None = None
         self._frames = FrameReader()
@@ -380,7 +384,8 @@ class GatewayConnection(asyncio.Protocol):
         record = m.record_of(header, time.monotonic())
         if record.service not in self.server.state.settings.get("services", ()):
             record = record._replace(service="")
-        closed = self.server.ledger.close(self.name, id(self), int(header["n"]), record)
+        source = (self.process, int(header.get("q", 0)))
+        closed = self.server.ledger.close(self.name, id(self), int(header["n"]), record, source)
         if closed and record.outcome is Outcome.OK and header.get("id"):
             self.server.labels.answered(record.service, str(header["id"]), record.variant)
 

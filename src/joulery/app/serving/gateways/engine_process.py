@@ -22,8 +22,11 @@ import uvloop
 from joulery.adapters.engines.shared.control import ControlServer
 from joulery.adapters.engines.shared.server import EngineServer
 from joulery.app.wiring.engine import site_engine
+from joulery.app.wiring.gpus import local_gpus
+from joulery.app.wiring.leases import held_leases
+from joulery.config.devices import GpuDeviceConfig
 from joulery.config.serving import ServingConfig, split_address
-from joulery.domain.ports import Engine
+from joulery.domain.ports import Engine, Places
 from joulery.gateway.access import read_token
 from joulery.gateway.joined.labels import SharedLabels
 from joulery.gateway.tls import TlsFiles
@@ -72,12 +75,14 @@ class EnginePlan:
         cores: CPU cores of an embedded engine.
         upstreams: Whether the services are on other servers.
         here: Of services with some variants on this machine and some on other servers, the cores of each replica.
+        devices: GPUs of this machine that its replicas run on; none for CPU cores.
     """
 
     serving: ServingConfig
     cores: tuple[int, ...]
     upstreams: bool
     here: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    devices: tuple[GpuDeviceConfig, ...] = ()
 
     @classmethod
     def of(
@@ -87,15 +92,52 @@ class EnginePlan:
         *,
         upstreams: bool,
         here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
+        devices: tuple[GpuDeviceConfig, ...] = (),
     ) -> EnginePlan:
         """The plan of a site; where gateways listen makes no other engine."""
         gone = dict.fromkeys(("grpc", "token", "token_file", "tls", "gateways"))
-        return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams, here)
+        return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams, here, devices)
 
-    def engine(self) -> Engine:
-        """The engine; it runs nothing yet."""
-        stderr = sys.stderr.fileno()
-        return site_engine(self.serving, cores=self.cores, stderr=stderr, upstreams=self.upstreams, here=self.here)
+    def engine(self, places: Places | None) -> Engine:
+        """The engine; it runs nothing yet.
+
+        Args:
+            places: Hands out parts of its GPUs; None where it has none.
+        """
+        return site_engine(
+            self.serving,
+            cores=self.cores,
+            stderr=sys.stderr.fileno(),
+            places=places,
+            upstreams=self.upstreams,
+            here=self.here,
+        )
+
+
+class EngineMaker:
+    """Makes engines from plans, one at a time, and holds the leases of their GPUs."""
+
+    def __init__(self) -> None:
+        self._gpus = AsyncExitStack()
+
+    async def make(self, plan: EnginePlan) -> Engine:
+        """The engine of a plan; the one before has ended.
+
+        Raises:
+            JouleryError: A GPU is not available.
+        """
+        await self.close()
+        if not plan.devices:
+            return plan.engine(None)
+        holder = await self._gpus.enter_async_context(held_leases(_say))
+        found = await asyncio.to_thread(local_gpus, plan.devices, holder)
+        self._gpus.callback(found.close)
+        return plan.engine(found.places)
+
+    async def close(self) -> None:
+        """Give the GPUs back. Safe to call twice."""
+        await self._gpus.aclose()
+        self._gpus = AsyncExitStack()
 
 
 def main(argument: str) -> int:
@@ -113,14 +155,20 @@ def main(argument: str) -> int:
     return 0
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
 async def _serve(config: EngineProcessConfig) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
     secret = None if config.join_token_file is None else read_token(Path(config.join_token_file)).encode()
     server = EngineServer(SharedLabels(), secret, config.services)
-    control = ControlServer(server, lambda plan: plan.engine(), stop.set)
+    maker = EngineMaker()
+    control = ControlServer(server, maker.make, stop.set)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(maker.close)
         server.start()
         await stack.enter_async_context(_listening(server, control, config))
         while not stop.is_set():

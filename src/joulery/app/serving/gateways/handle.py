@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from joulery.adapters.engines.shared.control import Welcome
@@ -21,7 +22,7 @@ from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGat
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.config.serving import RayEngine
 from joulery.config.site import Site
-from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, JouleryError
+from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
 from joulery.domain.serving.ledger import LedgerBatch
@@ -37,7 +38,8 @@ from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
 from joulery.runtime.served.finish import write_requests
-from joulery.runtime.serving.requests import RequestRecorder
+from joulery.runtime.serving.history import REQUESTS
+from joulery.runtime.serving.requests import ROW, RequestRecorder
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
@@ -116,6 +118,11 @@ class GatewayGroup:
         self._closing = False
 
     @property
+    def gpus_in_use(self) -> bool:
+        """Whether the engine server runs replicas of an earlier controller: on the site's GPUs, where it names some."""
+        return self._found.plan is not None
+
+    @property
     def seen(self) -> Sequence[Any]:
         """The gateways as they were last seen."""
         return self._found.gateways if self._controlled is None else self._controlled.gateways
@@ -130,14 +137,14 @@ class GatewayGroup:
         return {} if self._controlled is None else self._controlled.labels(service)
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
-        """The engine server's engine; it is made when replicas are first asked for."""
+        """The engine server's engine; it is made, and its GPUs are leased, when replicas are first asked for."""
         from joulery.app.serving.gateway_handle import has_upstreams
 
         upstreams, here = has_upstreams(site), cores_beside_upstreams(site)
-        plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here)
+        plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here, devices=site.fleet.devices)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
-        made.next, made.on_batch, made.prepare = self._found.first, self._take, self._prepare
+        made.next, made.on_batch, made.prepare = first_unstored(self._found), self._take, self._prepare
         return made
 
     async def open_to(self, session: ServingSession) -> None:
@@ -258,17 +265,19 @@ class GatewayGroup:
             await controlled.take_over(self._link, self._found)
 
     async def _begin(self, controlled: ControlledEngine) -> None:
-        self._unmetered.flush()
-        controlled.stored()
+        recorded = 0 if self._session is None else self._session.history.requests.count
+        if not recorded:  # rows of the session are on disk with the next tick, and reported as stored then
+            self._unmetered.flush()
+            controlled.stored()
         self._publish()
-        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next)
+        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next - recorded)
 
     async def _revive(self) -> None:
         """Start another engine server, and have it run what the former one ran."""
         controlled = self._controlled
         self._say("the engine server has ended, and with it the replicas: another one is started")
-        for one in self.seen:
-            self._former[one.name, "received"] += one.received
+        for one in self.seen:  # what had not ended, or was not seen to, its gateway reports to the next one
+            self._former[one.name, "received"] += one.ended
             self._former[one.name, "ended"] += one.ended
         self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
         self._folded.clear()
@@ -298,7 +307,7 @@ class GatewayGroup:
         if self.site.language_models:
             settings["language_models"] = self.text is not None and self.text.ready
         charges = None if self._session is None else self._session.charges(unix_s()).as_dict()
-        self._link.post("publish", settings, charges)
+        self._link.post("publish", settings, charges, {} if self._controlled is None else self._controlled.marks)
 
     def _ticked(self, tick: Tick) -> None:
         """A period is on disk: the engine server need not keep its requests."""
@@ -317,7 +326,8 @@ class GatewayGroup:
         self._outcomes += folded - self._folded
         self._folded = folded
         offset_s = unix_s() - time.monotonic()
-        for _, record in batch.entries:
+        for entry in batch.entries:
+            record = entry.record
             moved = record._replace(
                 arrival_s=record.arrival_s + offset_s,
                 start_s=record.start_s + offset_s,
@@ -365,6 +375,17 @@ def _unknown_request() -> RequestRecord:
     return RequestRecord("", "", "", nan, nan, nan, Outcome.UNKNOWN, 0.0, 0.0, 0, None)
 
 
+def first_unstored(found: Welcome) -> int:
+    """Number of the first entry of the ledger that is in no run folder.
+
+    A controller that was killed may have written rows that it had not yet reported as stored.
+    """
+    folder, first = found.stored
+    rows = Path(folder) / REQUESTS
+    written = rows.stat().st_size // ROW.itemsize if folder and rows.exists() else 0
+    return max(found.first, first + written)
+
+
 def workers_log(site: Site, writer: RunWriter) -> int:
     """Where engines of language models print; replicas of services do in the engine server's log.
 
@@ -378,33 +399,18 @@ def workers_log(site: Site, writer: RunWriter) -> int:
         return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def check_gateways(site: Site) -> None:
-    """What several gateways do not do yet.
-
-    Raises:
-        ConfigError: The site asks for it.
-    """
-    join_tls = None if site.serving.gateways is None else site.serving.gateways.join_tls
-    if join_tls is not None:
-        TlsFiles(join_tls.certificate, join_tls.key).check()
-    if site.fleet.devices:
-        raise ConfigError(
-            "services on GPUs of this machine are answered by one gateway alone",
-            pointer="serving.gateways",
-            hint="leave out serving.gateways, or serve the models from Triton or Ray Serve and list them as upstreams",
-        )
-
-
 @asynccontextmanager
 async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pages: Any) -> AsyncIterator[GatewayGroup]:
     """The gateways on their ports, taken first; the engine server and gateways that run already are taken over.
 
     Raises:
-        JouleryError: A port is in use, another controller runs, or the site asks for what several gateways do not do.
+        JouleryError: A port or a file of the site is not available, or another controller runs.
     """
-    check_gateways(site)
     folder = state_folder(site)
     assert site.serving.gateways is not None
+    join_tls = site.serving.gateways.join_tls
+    if join_tls is not None:
+        TlsFiles(join_tls.certificate, join_tls.key).check()
     process = EngineServerProcess(folder, site.serving.gateways, names)
     held: list[GatewayGroup] = []
 
