@@ -28,7 +28,7 @@ _DRAWS, _SEED = 4, 0
 
 def _pairs(scores: FloatArray, tokens: FloatArray) -> float:
     """Share of pairs of one model's answers that scores put in order; float64[n] each, NaN unanswered."""
-    answered = ~np.isnan(tokens)
+    answered = ~(np.isnan(tokens) | np.isnan(scores))
     return judge(scores[answered], tokens[answered], LengthClasses.of(tokens[answered])).pairwise
 
 
@@ -79,7 +79,7 @@ def run() -> Result:
     """The shipped predictor and its limits."""
     folder = data_folder("muserve")
     log = read_answers([folder / "alpaca_eval_lengths.parquet"], [folder / "instructions.parquet"])
-    tokens = np.where(np.isnan(log.answers.tokens), np.nan, log.answers.tokens)
+    tokens = log.answers.tokens
     kept = kept_predictor(DEFAULT)
     assert isinstance(kept, TrainedPredictor)
     spent_ms, scores = [], []

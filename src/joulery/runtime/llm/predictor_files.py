@@ -172,7 +172,7 @@ def kept_words(folder: Path) -> WordVectors | None:
         with (folder / _WORDS).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             words = arrays["words"].tobytes().decode().split("\n")
             return WordVectors(str(document["encoder"]), words, arrays["vectors"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, DataError) as error:
         raise DataError(f"its word vectors cannot be read: {error}", file=str(folder / _WORDS)) from error
 
 

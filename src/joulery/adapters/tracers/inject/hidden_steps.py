@@ -1,8 +1,9 @@
-"""Steps of optimizers that torch.compile hides: before PyTorch 2.3 its first use takes the hooks off their classes.
+"""Steps of optimizers that torch.compile hides: in PyTorch 2.1 its first use takes the hooks off their classes.
 
-There, ``TorchPatcher.patch`` puts the plain function in place of each ``step`` that runs hooks and marks it as hooked,
-so that no later optimizer gets them back. Each such ``step`` is wrapped again here: it reports to the recorder as the
-hook would, inside a range of the name that PyTorch gives it. Where nothing was taken off, nothing is done.
+There, and wherever a later version does the same, ``TorchPatcher.patch`` puts the plain function in place of each
+``step`` that runs hooks and marks it as hooked, so that no later optimizer gets them back. Each such ``step`` is
+wrapped again here: it reports to the recorder as the hook would, inside a range of the name that PyTorch gives it.
+Where nothing was taken off, nothing is done.
 """
 
 from __future__ import annotations
