@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
@@ -23,6 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
+TRACED_CPU_S = 0.2
+"""A test is traced for its first CPU seconds: tracing doubles them, and longer tests repeat what they did."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,18 +38,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Slow tests are not traced, nor are their fixtures: it makes them two to three times as long.
-
-    The floor of coverage holds without them: others reach the same lines.
-    """
+    """Only the beginning of a test is traced: what computes for longer repeats lines that are counted by then."""
     plugin = item.config.pluginmanager.getplugin("_cov")
-    tracer = getattr(plugin, "cov_controller", None) if item.get_closest_marker("slow") else None
-    if tracer is not None:
+    tracer = getattr(plugin, "cov_controller", None)
+    if tracer is None or threading.current_thread() is not threading.main_thread():
+        return (yield)
+    paused: list[None] = []
+
+    def pause(*_: object) -> None:
+        paused.append(None)
         tracer.pause()
+
+    before = signal.signal(signal.SIGVTALRM, pause)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TRACED_CPU_S)
     try:
         return (yield)
     finally:
-        if tracer is not None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+        if paused:
             tracer.resume()
 
 
@@ -80,8 +90,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workerinput"):
         return
     others = skips(session.config)[1]
-    if IN_CI and session.config.cache is not None:
-        session.config.cache.set("skips/not_allowed", others)
+    if IN_CI and (cache := getattr(session.config, "cache", None)) is not None:
+        cache.set("skips/not_allowed", others)
     if exitstatus == 0 and others:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -14,8 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r'xdist_group\("(\w+)"\)')
 """Files of one group use something that only one of them may load: the machine, a browser."""
-SHARED = 'scope="module"'
-"""A file with such a fixture would make it once in every worker."""
+SHARED = re.compile(r'scope="module"|^@cache$', re.MULTILINE)
+"""A file with such a fixture, or such a function, would compute it once in every worker."""
 HOUSE = "tests/house/"
 """These files share the trees of all sources."""
 
@@ -27,7 +27,7 @@ def group_of_file(name: str) -> str:
         return HOUSE
     text = (ROOT / name).read_text(encoding="utf-8")
     marked = MARKED.search(text)
-    return marked[1] if marked else name if SHARED in text else ""
+    return marked[1] if marked else name if SHARED.search(text) else ""
 
 
 def group_of(nodeid: str) -> str:

@@ -10,29 +10,39 @@ T = TypeVar("T")
 PATIENCE_S = 240.0
 """Longer than anything takes on a loaded machine; shorter than pytest's limit: the error names what is missing."""
 INTERVAL_S = 0.02
+LONGEST_INTERVAL_S = 1.0
+PAUSE_RATIO = 4.0
+"""Some conditions start a program or read all of /proc: the pause is this many times as long as the asking took."""
+
+
+def pause_s(asking_s: float) -> float:
+    """How long to wait after an answer that took so long."""
+    return min(max(INTERVAL_S, PAUSE_RATIO * asking_s), LONGEST_INTERVAL_S)
 
 
 def wait_until(condition: Callable[[], T], what: str = "the condition", patience_s: float = PATIENCE_S) -> T:
-    """The first true value of ``condition``, asked every 20 ms.
+    """The first true value of ``condition``, asked every 20 ms, or less often where asking itself takes long.
 
     Raises:
         TimeoutError: ``what`` never came.
     """
-    end_s = time.monotonic() + patience_s
+    end_s = (asked_s := time.monotonic()) + patience_s
     while not (value := condition()):
-        if time.monotonic() > end_s:
+        if (now_s := time.monotonic()) > end_s:
             raise TimeoutError(f"{what} never came")
-        time.sleep(INTERVAL_S)
+        time.sleep(pause_s(now_s - asked_s))
+        asked_s = time.monotonic()
     return value
 
 
 async def eventually(condition: Callable[[], T], what: str = "the condition", patience_s: float = PATIENCE_S) -> T:
     """As :func:`wait_until`, while the event loop goes on."""
-    end_s = time.monotonic() + patience_s
+    end_s = (asked_s := time.monotonic()) + patience_s
     while not (value := condition()):
-        if time.monotonic() > end_s:
+        if (now_s := time.monotonic()) > end_s:
             raise TimeoutError(f"{what} never came")
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(pause_s(now_s - asked_s))
+        asked_s = time.monotonic()
     return value
 
 

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE_MB = 120
+NO_BYTE_CODE = {"PIP_NO_COMPILE": "no"}
+"""As ``--no-compile``, whose variable pip reads the other way round: what is imported is compiled then."""
 
 
 def pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("joulery-*.whl")
     venv.create(folder / "venv", with_pip=False)
-    put = pip("--python", folder / "venv/bin/python", "install", "--quiet", wheel)
+    put = pip("--python", folder / "venv/bin/python", "install", "--quiet", "--no-compile", wheel)
     assert put.returncode == 0, put.stderr
     return folder / "venv"
 
@@ -93,7 +95,11 @@ def test_the_readme_leads_from_nothing_to_a_first_figure(tmp_path):
     (lines,) = re.findall(r"first figure:\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "PATH"}
     done = subprocess.run(
-        ["bash", "-euc", lines], cwd=ROOT, env={**keep, "HOME": str(tmp_path)}, capture_output=True, text=True
+        ["bash", "-euc", lines],
+        cwd=ROOT,
+        env={**keep, **NO_BYTE_CODE, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     if "hatchling" in done.stderr and done.returncode:
         pytest.skip("no package index here")

@@ -29,7 +29,7 @@ class Nap(nn.Module):
 net = nn.Sequential(nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 768), Nap(), nn.Linear(768, 10))
 model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-size = 6144 if rank == 0 else 3072
+size = 3072 if rank == 0 else 1536
 x, y = torch.randn(size, 768), torch.randint(0, 10, (size,))
 for step in range(16):
     optimizer.zero_grad()

@@ -8,13 +8,6 @@ import pytest
 from tests.house.syntax import forget
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No line of joulery is traced while trees are walked."""
-    for item in items:
-        if "tests/house/" in item.nodeid:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(scope="package", autouse=True)
 def trees() -> Iterator[None]:
     """Trees of the sources, until the last test of this folder."""

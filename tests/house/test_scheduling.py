@@ -11,6 +11,8 @@ from tests.scheduling import group_of, spread
 def test_files_of_one_group_and_of_one_fixture_stay_together() -> None:
     assert group_of("tests/e2e/test_up.py::test_a[1]") == group_of("tests/e2e/test_up_plan.py::test_b") == "up"
     assert group_of("tests/sim/serving/test_mixed_table.py::test_a") == "tests/sim/serving/test_mixed_table.py"
+    shared = "tests/sim/training/test_study.py"
+    assert group_of(f"{shared}::test_a[1]") == group_of(f"{shared}::test_b") == shared, "its results are kept by @cache"
     assert group_of("tests/domain/test_format.py::test_si[None]") == "tests/domain/test_format.py::test_si[None]"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.house.syntax import TESTS, files_in, nodes_of
+from tests.waiting import pause_s
 
 CLOCKS = frozenset({"monotonic", "perf_counter", "process_time", "monotonic_ns", "perf_counter_ns", "process_time_ns"})
 LOAD = {
@@ -121,3 +122,8 @@ def test_nothing_polls_but_the_one_that_waits() -> None:
 def test_sleeps_are_accounted_for() -> None:
     found = {name: len(list(sleeps(nodes_of(path)))) for name, path in files()}
     assert {name: count for name, count in found.items() if count} == {name: count for name, (count, _) in LOAD.items()}
+
+
+def test_a_condition_that_takes_long_is_asked_less_often() -> None:
+    """One that starts a program each time would keep a core busy by itself."""
+    assert [pause_s(asking_s) for asking_s in (0.0, 0.001, 0.1, 60.0)] == [0.02, 0.02, 0.4, 1.0]

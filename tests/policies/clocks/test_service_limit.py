@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -57,15 +58,19 @@ def test_no_device_ever_slows_its_requests_beyond_the_bound(
     run_limited_service(tuner, load, lambda now_s: response_of(speeds), 250.0, 1, watch)
 
 
+@cache
+def unlimited_j(seed: int) -> float:
+    return run_limited_service(TUNER, LOAD, lambda now_s: lambda ratio: (1.0, 1.0), 2000.0, seed).energy_j
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("bound", "saves"), [(1.02, False), (1.1, True), (1.2, True)])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_with_noise_the_bound_is_kept_and_joules_are_saved(bound: float, saves: bool, seed: int) -> None:
     tuner = replace(TUNER, max_slowdown=bound, trial_s=15.0)
     run = run_limited_service(tuner, LOAD, lambda now_s: gentle, 2000.0, seed)
-    full = run_limited_service(TUNER, LOAD, lambda now_s: lambda ratio: (1.0, 1.0), 2000.0, seed)
     assert run.slowdown <= bound
-    assert run.energy_j < full.energy_j * (0.98 if saves else 1.01)
+    assert run.energy_j < unlimited_j(seed) * (0.98 if saves else 1.01)
     assert run.in_time == run.answered
     assert all(gentle(one.ratio)[0] <= bound * 1.02 for one in run.state.records if one.kept(bound))
 
@@ -260,7 +265,7 @@ def test_chance_gives_no_limit_up_and_a_change_does() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.8])
-def test_noise_breaks_no_bound_in_any_of_a_hundred_plays(noise: float) -> None:
+def test_noise_breaks_the_bound_in_one_of_25_plays_at_most(noise: float) -> None:
     """From the first limit on, at every view: the service time of all answers over the truth, which is not seen."""
     tuner = replace(TUNER, max_slowdown=1.06, trial_s=6.0)
     load = LimitedServiceLoad(lambda now_s: 3.5, service_s=(0.2,), noise=noise, servers=1)
@@ -269,7 +274,7 @@ def test_noise_breaks_no_bound_in_any_of_a_hundred_plays(noise: float) -> None:
     def steep(ratio: float) -> tuple[float, float]:
         return 1 + 0.3 * (1 - ratio), ratio**1.5
 
-    for seed in range(50):
+    for seed in range(25):
         worst = [1.0]
 
         def watch(view: ServingDeviceView, run: LimitedServiceRun, state: ServiceLimitState) -> None:
@@ -279,8 +284,8 @@ def test_noise_breaks_no_bound_in_any_of_a_hundred_plays(noise: float) -> None:
         run = run_limited_service(tuner, load, lambda now_s: steep, 250.0, seed, watch)
         broken += worst[0] > 1.06
         limited += len(run.timeline) > 1
-    assert limited >= 45
-    assert broken <= 2
+    assert limited >= 22
+    assert broken <= 1
 
 
 def test_policy_and_views_survive_json() -> None:

@@ -45,13 +45,18 @@ def reference():
 
 
 @cache
+def heaviest(service):
+    return bench(tables()[service], A100_40GB)
+
+
+@cache
 def runs(service, trace, scheme, seeds=20, settings=SETTINGS):
-    made = bench(tables()[service], A100_40GB)
+    made = heaviest(service)
     return [run(scheme, made, trace, traces()[trace], settings, Streams(seed)) for seed in range(seeds)]
 
 
 def best(service, trace, settings=SETTINGS):
-    return run("oracle", bench(tables()[service], A100_40GB), trace, traces()[trace], settings, Streams(0))
+    return run("oracle", heaviest(service), trace, traces()[trace], settings, Streams(0))
 
 
 def mean(outcomes, name):
@@ -145,7 +150,7 @@ def test_search_behaves_as_the_reference_does(service):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_finest_cut_of_the_smallest_saves_what_the_reference_says_in_both_accountings(service):
-    made = bench(tables()[service], A100_40GB)
+    made = heaviest(service)
     row = co2opt_row(made)
     assert {variant for variant, _ in made.space.instances(made.space.graphs[row])} == {made.smallest}
     found = run("co2opt", made, "any", [100.0], SETTINGS, Streams(0))
@@ -158,7 +163,7 @@ def test_finest_cut_of_the_smallest_saves_what_the_reference_says_in_both_accoun
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_configuration_saves_more_than_idle_power_allows(service):
     """75.2 W of two idle GPUs is a floor: 37.7/35.6/43.2 % with all powered, 87.5/87.1/88.6 % consolidated."""
-    made = bench(tables()[service], A100_40GB)
+    made = heaviest(service)
     base_j = made.table.base_energy_j
     ceiling = {"yolo": (0.377, 0.875), "efficientnet": (0.356, 0.871), "albert": (0.432, 0.886)}[service]
     assert 1 - min(made.same_gpus_j) / base_j <= ceiling[0]

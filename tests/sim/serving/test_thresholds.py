@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.data_folder import data_folder
 GRID = [100.0, 300.0, 104.0, 250.0]
 
 
+@cache
 def made(service, *, costs=True):
     folder = data_folder("clover") / "synth_v1"
     tables = read_tables(folder)

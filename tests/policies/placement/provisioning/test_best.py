@@ -111,8 +111,8 @@ def test_the_papers_logic_on_the_synthetic_t4():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slowdown", "fleet", "usd"), [(2.4, (1, 12), 9.372), (3.0, (1, 17), 12.002)])
-def test_a_mixed_fleet_where_one_type_cannot(slowdown, fleet, usd):
+def test_a_mixed_fleet_where_one_type_cannot():
+    slowdown, fleet, usd = 3.0, (1, 17), 12.002
     with pytest.raises(InfeasibleError, match="W10"):
         provision("best", app12(), [t4(slowdown)], Rules())
     with pytest.raises(InfeasibleError, match="W10"):
@@ -219,7 +219,7 @@ def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_foun
 @pytest.mark.slow
 def test_the_cost_of_more_services_is_one_smooth_curve(monkeypatch):
     """On both sides of every change of method the cost of a service stays the same, up to one GPU."""
-    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 20)
+    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", planner.PROVEN_KINDS + 2)
     for most in (planner.PROVEN_KINDS, many_kinds.TOGETHER_KINDS):
         fewer, more = (len(provision("best", different(most + extra), [V100], Rules()).gpus) for extra in (0, 1))
         assert fewer <= more <= fewer + 1, most
