@@ -12,7 +12,6 @@ from joulery.perf import catalog
 from joulery.perf.instances import (
     ServingInstance,
     at_clock,
-    batch_times_s,
     capacity_rps,
     clocks_mhz,
     neighbourhood,
@@ -111,7 +110,12 @@ def test_clocks_fall_from_the_highest_to_the_knee():
 @given(st.sampled_from(MODELS), st.integers(1, 4), st.floats(30, 100), st.floats(20, 200))
 def test_capacity_is_where_the_late_share_meets_the_slo(model, batch, share, slo_ms):
     slo = Slo(slo_ms / 1e3, 0.99)
-    times = batch_times_s(at_clock(PROFILES[1], 1300.0), model, share, batch)
+    gpu = at_clock(PROFILES[1], 1300.0).profile
+    beside = [Neighbourhood().with_process(solo(gpu[model], size, share)) for size in range(1, batch + 1)]
+    times = [
+        latency(gpu.gpu, gpu[model], size, solo(gpu[model], size, share), others).total_ms / 1e3
+        for size, others in enumerate(beside, 1)
+    ]
     rate = capacity_rps(times, slo)
     if rate > 0:
         assert late_ratio(rate, 1.0, times, slo.latency_s) <= 0.01

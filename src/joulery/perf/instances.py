@@ -233,24 +233,6 @@ def predict_gpu(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> GpuPre
     )
 
 
-def batch_times_s(
-    gpu: ClockedGpu, model: str, share_percent: float, batch: int, company: Neighbourhood | None = None
-) -> tuple[float, ...]:
-    """Seconds from loading to feedback of batches of 1 ... ``batch``.
-
-    Args:
-        gpu, model, share_percent: What executes, and where.
-        batch: The largest.
-        company: The sums of the other processes on the GPU; None for none.
-    """
-    others = Neighbourhood() if company is None else company
-    found = []
-    for size in range(1, batch + 1):
-        own = solo(gpu.profile[model], size, share_percent)
-        found.append(latency(gpu.profile.gpu, gpu.profile[model], size, own, others.with_process(own)).total_ms / 1e3)
-    return tuple(found)
-
-
 def capacity_rps(times_s: Sequence[float], slo: Slo, scv: float = 1.0) -> float:
     """The greatest rate of random requests that a process keeps within its SLO.
 

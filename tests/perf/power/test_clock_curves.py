@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.trace.operators import OperationCost
-from joulery.perf.power.clock_curves import V100, operation_scores, partition_score
+from joulery.perf.power.clock_curves import V100, operation_scores
 from tests.data_folder import data_folder
 
 TABLE_1_S = {
@@ -69,12 +69,6 @@ def test_emulated_models_of_table_1() -> None:
     assert gpt2 == pytest.approx([0.832, 0.838, 0.949, 1.291, 1.785], rel=0.02)
     bert = kappa["BERT-base"] * V100.latency_s(models["BERT-base"], [800.0, 200.0])
     assert bert == pytest.approx([0.200, 0.749], rel=0.02)
-
-
-def test_partition_scores_are_weighted_means() -> None:
-    assert partition_score([2.0, 0.0], [1.0, 3.0]) == 0.5
-    with pytest.raises(ConfigError, match="positive weight"):
-        partition_score([1.0], [0.0])
 
 
 def test_a_clock_the_gpu_does_not_have_is_refused() -> None:

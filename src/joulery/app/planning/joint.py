@@ -46,7 +46,6 @@ class JointSitePlan:
         others: Plans to compare with.
         margin_ratio: Safety margin on latencies and demands.
         verdict: What a simulation saw of it; None where the site wants none.
-        margins_ratio: Further margins of services that missed their SLO in simulation, by service.
         moves: What changes of the running plan; None without one.
         looser_slos: What longer SLOs would save; empty where that was not asked for.
     """
@@ -55,7 +54,6 @@ class JointSitePlan:
     others: tuple[ProvisionPlan, ...]
     margin_ratio: float
     verdict: PlanVerdict | None
-    margins_ratio: Mapping[str, float]
     moves: PlanMoves | None = None
     looser_slos: tuple[LooserSlo, ...] = ()
 
@@ -102,12 +100,11 @@ def plan_joint_site(
         dealt = request.rules.balancer
         seen = None if truths is None else judge_plan(followed.plan.gpus, workloads, truths, balancer=dealt)
         beside = (*others, followed.plan) if others else ()
-        return JointSitePlan(followed.plan, beside, request.rules.margin_ratio, seen, {}, followed.moves)
+        return JointSitePlan(followed.plan, beside, request.rules.margin_ratio, seen, followed.moves)
     plan, request, verdict = _judged(request, truths, others)
-    margins = {each.workload.id: each.margin_ratio for each in request.services if each.margin_ratio > 0}
     shown = (*others, plan) if others else ()
     looser = looser_slos(request, plan) if slo_prices else ()
-    return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, margins, looser_slos=looser)
+    return JointSitePlan(plan, shown, request.rules.margin_ratio, verdict, looser_slos=looser)
 
 
 def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | None = None) -> JointRequest:

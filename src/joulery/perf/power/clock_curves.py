@@ -156,20 +156,3 @@ def operation_scores(model: ClockModel, operations: Sequence[OperationCost]) -> 
     """Sensitivity score of each operation on an emulated GPU."""
     times = model.operation_s(operations, [model.max_mhz, model.max_mhz / 2])
     return sensitivity_score(times[:, 0], times[:, 1])
-
-
-def partition_score(scores: npt.ArrayLike, weights: npt.ArrayLike) -> float:
-    """Weighted mean score of a partition.
-
-    Args:
-        scores: Score of each operator.
-        weights: The paper's weight is operator count × tensor elements; the operators' time at full clock predicts the
-            partition's latency better.
-
-    Raises:
-        ConfigError: The weights do not sum to something positive.
-    """
-    s, w = np.asarray(scores, np.float64), np.asarray(weights, np.float64)
-    if not float(w.sum()) > 0:
-        raise ConfigError("a partition needs operators with positive weight", got=str(w.tolist()))
-    return float(s @ w / w.sum())

@@ -39,7 +39,6 @@ class ArrivalFit(NamedTuple):
         scv: Index of dispersion of the counts, at the window where it is largest; 0 evenly spaced, 1 Poisson.
         scv_high: Upper end of its one-sided 95 % interval: what to plan with.
         window_s: That window.
-        burst_ratio: Requests in the busiest window of one SLO, over the mean.
         requests: Requests in the log.
     """
 
@@ -48,21 +47,7 @@ class ArrivalFit(NamedTuple):
     scv: float
     scv_high: float
     window_s: float
-    burst_ratio: float
     requests: int
-
-
-class BackTest(NamedTuple):
-    """A fit to the first half of a log, held against the second half.
-
-    Attributes:
-        first, second: The fits.
-        holds: Whether rate and variation of the second half lie below what the first says to plan with.
-    """
-
-    first: ArrivalFit
-    second: ArrivalFit
-    holds: bool
 
 
 def fit_arrivals(times_s: npt.ArrayLike, slo_s: float) -> ArrivalFit:
@@ -97,23 +82,7 @@ def fit_arrivals(times_s: npt.ArrayLike, slo_s: float) -> ArrivalFit:
         index, high = of_gaps, of_gaps * (1 + _ONE_SIDED_95 * math.sqrt(2 / len(gaps)))
     if of_gaps < _STEADY:  # counts of whole requests vary a little even so
         index = high = 0.0
-    bursts = _counts(times, start, slo_s)
-    return ArrivalFit(float(parts.max()), mean, index, high, window, float(bursts.max() / (mean * slo_s)), len(times))
-
-
-def back_test(times_s: npt.ArrayLike, slo_s: float) -> BackTest:
-    """Fit the first half of a log and hold the second half against it.
-
-    Raises:
-        DataError: A half has too few requests.
-    """
-    times = np.sort(np.asarray(times_s, np.float64))
-    middle = float(times[0] + times[-1]) / 2 if len(times) else 0.0
-    first, second = (fit_arrivals(half, slo_s) for half in (times[times < middle], times[times >= middle]))
-    # The second half is as uncertain as the first: its lower end is compared with the first's upper end.
-    low = second.scv * second.scv / max(second.scv_high, 1e-12)
-    spread = _ONE_SIDED_95 * math.sqrt(max(second.scv_high, 1e-12) / second.requests) * second.mean_rps
-    return BackTest(first, second, low <= max(first.scv_high, _STEADY) and second.mean_rps - spread <= first.rate_rps)
+    return ArrivalFit(float(parts.max()), mean, index, high, window, len(times))
 
 
 def _counts(times: FloatArray, start: float, window: float) -> FloatArray:
