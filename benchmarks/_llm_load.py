@@ -194,19 +194,19 @@ def _understood(
     ours: Sequence[Ended],
     known: Sequence[Ended],
 ) -> str:
-    """How well each guess orders, and what it would gain if every answer took as long as alone."""
+    """How well each prediction orders, and what it would gain if every answer took as long as alone."""
     tokens = np.array([each.tokens for each in known])
-    guesses = {
+    predictions = {
         "`max_tokens` alone": np.array([float(each.max_tokens) for each in load]),
         "the prediction": np.array([each.predicted for each in ours]),
         "the true length": tokens,
     }
     first_s = _replayed_s(arrival_s, alone_s, np.zeros(len(alone_s)), Aging(1e6))
     said = []
-    for name, guess in guesses.items():
-        scale = alone_s.mean() / guess.mean()
-        change = _replayed_s(arrival_s, alone_s, guess * scale, Aging()) / first_s - 1
-        said.append(f"{name} {100 * ranked(guess, tokens):.0f} % and {100 * change:+.0f} %")
+    for name, predicted in predictions.items():
+        scale = alone_s.mean() / predicted.mean()
+        change = _replayed_s(arrival_s, alone_s, predicted * scale, Aging()) / first_s - 1
+        said.append(f"{name} {100 * ranked(predicted, tokens):.0f} % and {100 * change:+.0f} %")
     return (
         "Pairs in the right order, and the change if every answer took as long as alone (simulated): "
         f"{', '.join(said)}."
@@ -219,7 +219,7 @@ def _replayed_s(
     expected_s: npt.NDArray[np.float64],
     aging: Aging,
 ) -> float:
-    """Mean completion time of one server with these guesses, s."""
+    """Mean completion time of one server with these predictions, s."""
     queue, now_s, came, spent_s = SpeculativeQueue(aging), 0.0, 0, 0.0
     while came < len(arrival_s) or len(queue):
         while came < len(arrival_s) and (not len(queue) or arrival_s[came] <= now_s):

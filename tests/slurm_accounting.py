@@ -62,9 +62,7 @@ def slurm_database(folder: Path) -> Iterator[str]:
 
     try:
         install = ("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db", "--user=root")
-        subprocess.run(
-            (*install, "--auth-root-authentication-method=normal"), stdout=log, stderr=log, timeout=120, check=True
-        )
+        subprocess.run((*install, "--auth-root-authentication-method=normal"), stdout=log, stderr=log, check=True)
         setup = folder / "setup.sql"
         setup.write_text(
             "CREATE DATABASE slurm;\nCREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'slurm';\n"
@@ -75,14 +73,14 @@ def slurm_database(folder: Path) -> Iterator[str]:
             f"--pid-file={folder}/db.pid", f"--port={db_port}", "--bind-address=127.0.0.1",
             "--innodb-buffer-pool-size=32M", f"--init-file={setup}", "--skip-name-resolve",
         )  # fmt: skip
-        wait_until(lambda: _answers(db_port), "an answer of MariaDB", 60.0)
+        wait_until(lambda: _answers(db_port), "an answer of MariaDB")
         host = socket.gethostname().split(".")[0]
         conf = folder / "slurmdbd.conf"
         conf.touch(mode=0o600)
         text = _CONF.format(host=host, port=port, folder=folder, db_port=db_port)
         conf.write_text(text + slurm_suite.conf_lines(slurm_suite.use()))
         spawn("slurmdbd", "-D")
-        wait_until(lambda: _answers(port), "an answer of slurmdbd", 60.0)
+        wait_until(lambda: _answers(port), "an answer of slurmdbd")
         yield (
             f"AccountingStorageHost=127.0.0.1\nAccountingStoragePort={port}\n"
             "AccountingStorageTRES=gres/gpu\nAccountingStorageEnforce=limits,qos\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import slurm_suite
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SUITE = slurm_suite.use()
 """The folder of the Slurm that ``JOULERY_SLURM`` names; None for the one that is installed."""
@@ -90,7 +90,7 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """The output of a command of Slurm."""
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -126,8 +126,8 @@ class SlurmCluster:
     def close(self) -> None:
         """End everything: jobs first, then the daemons."""
         if self._try("scontrol", "ping"):
-            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=self.env, check=False, timeout=30)
-            subprocess.run(["scancel", "--user=root"], env=self.env, check=False, timeout=30)
+            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=self.env, check=False)
+            subprocess.run(["scancel", "--user=root"], env=self.env, check=False)
             time.sleep(0.5)
         for name in list(self._processes):
             self._end(name, signal.SIGTERM if name == "slurmctld" else signal.SIGKILL)
@@ -159,10 +159,10 @@ class SlurmCluster:
             process.wait(15)
 
     def _try(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
 
-    def _until(self, ready: object, message: str, patience_s: float = 30.0) -> None:
+    def _until(self, ready: object, message: str, patience_s: float = PATIENCE_S) -> None:
         assert callable(ready)
         try:
             wait_until(ready, message, patience_s)

@@ -121,8 +121,8 @@ def _figure_9_latency(made: CloverFigures) -> Html:
     ]
     groups = [_name(service) for service in made.services]
     picture = bars(groups, series, Axes("", "p95 over that of BASE"), line_at=1)
-    broken = sum(one.violations for one in made.means)
-    words = f"Of the chosen configurations, mean over hours. The SLO is 1 (dashed); {broken or 'no'} hours violate it."
+    late = sum(one.violations for one in made.means)
+    words = f"Of the chosen configurations, mean over hours. The SLO is 1 (dashed); {late or 'no'} hours violate it."
     return _shown("Fig. 9 · Tail latency", words, picture, _keys(series))
 
 

@@ -130,7 +130,7 @@ def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
     def ready() -> bool:
         assert running.poll() is None, log.read_text(errors="replace")[-3000:]
         try:
-            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5):
+            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=60):
                 return True
         except (urllib.error.URLError, OSError):
             return False
@@ -139,7 +139,7 @@ def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def got(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return bytes(answer.read())
 
 

@@ -183,6 +183,4 @@ def run(command: str, folder: Path, environment: Mapping[str, str]) -> Done | su
     words = shlex.split(command, comments=True)
     if words[0] == "joulery" and words[1] in NO_PROGRAM and not OPERATORS.intersection(words):
         return joulery(*words[1:], folder=folder, environment=environment)
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
-    )
+    return subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)

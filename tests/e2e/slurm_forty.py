@@ -128,7 +128,7 @@ class Play:
         if not self.trainings:
             return {}
         assert self.alone is not None
-        straight, _ = self.alone.communicate(timeout=120)
+        straight, _ = self.alone.communicate()
         outputs = [(self.cluster.folder / f"slurm-{job}.out").read_text() for job in self.trainings]
         return {"alone": _loss(straight), "beside_slurm": [loss for text in outputs for loss in _loss(text)]}
 

@@ -145,7 +145,7 @@ def run_play(play: LivePlay, *, scheduled: bool) -> Outcome:
         daemon = Daemon(cluster.folder / "site.yaml", cluster.env) if scheduled else None
         try:
             if daemon is not None:
-                daemon.until(lambda entry: entry["kind"] == "round", 60.0)
+                daemon.until(lambda entry: entry["kind"] == "round")
             begun_s = time.time()
             end_s = begun_s + play.until_s
             samples: list[tuple[float, int]] = []
@@ -216,7 +216,7 @@ def _submitted(cluster: SlurmCluster, play: LivePlay, begun_s: float) -> dict[in
         line = ["sbatch", "--parsable", "--requeue", f"--chdir={cluster.folder}/out", *job.options]
         line += [f"--wrap=sleep {job.length_s:g}"]
         who = ("setpriv", f"--reuid={job.user}", f"--regid={job.user}", "--clear-groups") if job.user else ()
-        done = subprocess.run((*who, *line), env=cluster.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run((*who, *line), env=cluster.env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         numbers[int(done.stdout)] = place
     return numbers

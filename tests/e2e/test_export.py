@@ -23,7 +23,7 @@ METER = ("--meter", "cpu-model:10,40")
 
 
 def export(*arguments, **more):
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120, **more)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, **more)
 
 
 def values(text):
@@ -50,12 +50,12 @@ def running(*arguments):
         yield address, process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate()
     assert process.returncode == 0
 
 
 def fetch(address):
-    with urllib.request.urlopen(address, timeout=20) as answer:
+    with urllib.request.urlopen(address, timeout=60) as answer:
         return answer.read().decode()
 
 

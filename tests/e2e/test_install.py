@@ -4,9 +4,7 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
-import venv
 from pathlib import Path
 
 import pytest
@@ -17,28 +15,31 @@ NO_BYTE_CODE = {"PIP_NO_COMPILE": "no"}
 """As ``--no-compile``, whose variable pip reads the other way round: what is imported is compiled then."""
 
 
-def pip(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)],
+@pytest.fixture(scope="module")
+def first_figure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The README's own lines in an empty home, without any variable of this process: the home, and how they ended."""
+    home = tmp_path_factory.mktemp("home")
+    (lines,) = re.findall(r"first figure:\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "PATH"}
+    done = subprocess.run(
+        ["bash", "-euc", lines],
+        cwd=ROOT,
+        env={**keep, **NO_BYTE_CODE, "HOME": str(home)},
         capture_output=True,
         text=True,
         check=False,
     )
+    if "hatchling" in done.stderr and done.returncode:
+        pytest.skip("no package index here")
+    return home, done
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with joulery and what its core needs, nothing else."""
-    folder = tmp_path_factory.mktemp("install")
-    built = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", folder, ROOT)
-    if built.returncode and "hatchling" in built.stderr:
-        pytest.skip("no package index here")
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("joulery-*.whl")
-    venv.create(folder / "venv", with_pip=False)
-    put = pip("--python", folder / "venv/bin/python", "install", "--quiet", "--no-compile", wheel)
-    assert put.returncode == 0, put.stderr
-    return folder / "venv"
+def installed(first_figure: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """The environment of the README's lines: joulery and what its core needs, and pip."""
+    home, done = first_figure
+    assert done.returncode == 0, done.stderr
+    return home / "joulery-env"
 
 
 def joulery(installed: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,8 +49,12 @@ def joulery(installed: Path, home: Path, *arguments: str) -> subprocess.Complete
 
 
 def test_the_core_is_small(installed):
-    size = sum(path.stat().st_size for path in installed.rglob("*") if path.is_file() and not path.is_symlink())
-    assert size <= CORE_MB * 1e6
+    """Beside pip, which any environment has, and the byte code of what was imported."""
+    (packages,) = installed.glob("lib/python*/site-packages")
+    files = [path for path in installed.rglob("*") if path.is_file() and not path.is_symlink()]
+    own = [path for path in files if not path.is_relative_to(packages / "pip") and "__pycache__" not in path.parts]
+    assert packages / "joulery/__init__.py" in own
+    assert sum(path.stat().st_size for path in own) <= CORE_MB * 1e6
 
 
 def test_the_core_measures_reports_accounts_and_says_what_it_can_read(installed, tmp_path):
@@ -89,24 +94,12 @@ def test_a_command_that_needs_an_extra_says_which(installed, tmp_path, arguments
     assert f"pip install 'joulery[{extra}]'" in refused.stderr and "Traceback" not in refused.stderr
 
 
-@pytest.mark.slow
-def test_the_readme_leads_from_nothing_to_a_first_figure(tmp_path):
-    """Its own lines, in an empty home, without any variable of this session."""
-    (lines,) = re.findall(r"first figure:\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "PATH"}
-    done = subprocess.run(
-        ["bash", "-euc", lines],
-        cwd=ROOT,
-        env={**keep, **NO_BYTE_CODE, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    if "hatchling" in done.stderr and done.returncode:
-        pytest.skip("no package index here")
+def test_the_readme_leads_from_nothing_to_a_first_figure(first_figure):
+    home, done = first_figure
     assert done.returncode == 0, done.stderr
     assert re.search(r"energy +[\d.]+ m?J ", done.stderr)
     assert re.search(r"carbon +[\d.]+ [mµ]?g ", done.stderr)
-    assert list((tmp_path / "runs").glob("*"))
+    assert list((home / "runs").glob("*"))
 
 
 def test_the_lowest_versions_are_those_of_the_ranges():

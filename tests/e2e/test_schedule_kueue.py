@@ -97,7 +97,7 @@ def test_one_round_in_words_changes_nothing_and_says_why(fake: FakeKueue, tmp_pa
             "advise",
             "--json",
         )
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert any(line["kind"] == "round" for line in lines)
@@ -133,13 +133,13 @@ def test_without_access_it_says_what_to_do(fake: FakeKueue, tmp_path: Path) -> N
             for name, value in change.items():
                 before = getattr(fake, name)
                 setattr(fake, name, value)
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
             setattr(fake, name, before)
             assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
         del environment["KUBECONFIG"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 2 and "no access to Kubernetes" in done.stderr
         command, environment = joulery(tmp_path, url, "doctor", "--kueue", "--json")
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         checks = [check for check in json.loads(done.stdout)["checks"] if check["area"] == "kueue"]
         assert len(checks) == 6 and all(check["status"] == "ok" for check in checks)

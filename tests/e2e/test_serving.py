@@ -74,7 +74,7 @@ def test_killing_workers_under_load_fails_no_accepted_request(tmp_path: Path) ->
             time.sleep(0.7)
             victim = workers(process.pid)
             os.kill(victim[0], signal.SIGKILL)
-        printed, _ = loading.communicate(timeout=60)
+        printed, _ = loading.communicate()
         summary = json.loads(printed)
         assert summary["failed"] == 0, summary
         assert len(read_outcomes(tmp_path / "o.parquet")) == summary["requests"]
@@ -102,7 +102,7 @@ def test_a_stop_under_load_answers_what_it_took_and_exits_0(tmp_path: Path, numb
         assert gone(pids)
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        kinds = json.loads(loading.communicate(timeout=60)[0])["by_outcome"]
+        kinds = json.loads(loading.communicate()[0])["by_outcome"]
         assert kinds["200"] >= 20
         assert set(kinds) <= {"200", "refused", "reset"}, "nothing that was taken is turned away"
 
@@ -138,7 +138,7 @@ def test_a_stop_while_models_load_exits_0(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_clear_error(arguments: list[str], code: int, complaint: str) -> None:
     line = [sys.executable, "-m", "joulery", "serve", "--listen", "127.0.0.1:0", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == code
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
@@ -150,7 +150,7 @@ def test_a_port_in_use_is_named_before_any_model_is_loaded() -> None:
         port = said["url"].rpartition(":")[2]
         arguments = ["--listen", f"127.0.0.1:{port}", "--model", "toy=no.such.module:model"]
         line = [sys.executable, "-m", "joulery", "serve", *arguments]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(line, capture_output=True, text=True)
         assert done.returncode == 2
         assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
         assert "--listen HOST:PORT" in done.stderr
@@ -174,22 +174,26 @@ def test_variants_share_a_queue_behind_a_token(tmp_path: Path) -> None:
             assert 'joulery_requests_total{outcome="ok",workload="toy"} 5.0' in client.get("/metrics").text
 
 
+async def replaced(engine: LocalEngine, sender: Sender) -> None:
+    """Change the variant and the number of replicas three times, each once the one before has answered."""
+    for change in (1, 2, 3):
+        variant = str(change)
+        await engine.apply([toy("double", variant=variant)] * (1 + change % 2))
+        await eventually(lambda variant=variant: variant in sender.outcomes.texts["variant"], f"an answer of {variant}")
+
+
 async def test_replacing_replicas_under_load_over_http_loses_nothing() -> None:
     engine = LocalEngine()
     await engine.apply([toy("double", variant="0")] * 2)
     async with serving(engine) as gateway:
         bodies = [encode({"x": np.ones((1, 2), np.float32)}, binary=False)]
         sender = Sender(gateway.server.url, "/v2/models/toy/infer", bodies, connections=16, timeout_s=20.0)
-        sending = asyncio.ensure_future(sender.run_closed(4.0))
-        changes = 0
-        while not sending.done():
-            changes += 1
-            await engine.apply([toy("double", variant=str(changes))] * (1 + changes % 2))
-        await sending
+        changes = asyncio.ensure_future(replaced(engine, sender))
+        while not changes.done():
+            await sender.run_closed(0.5)
+        await changes
         summary = sender.outcomes.summary()
         assert summary["failed"] == 0, summary
-        assert changes >= 2
-        assert len(set(sender.outcomes.texts["variant"])) >= 2
         assert len(gateway.records) == summary["requests"]
     await engine.close()
 

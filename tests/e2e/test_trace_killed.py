@@ -88,9 +88,7 @@ def recording(folder: Path, started: list[psutil.Process], *arguments: str) -> s
 
 
 def joulery(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "joulery", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-m", "joulery", *arguments], cwd=folder, capture_output=True, text=True)
 
 
 def command_of(folder: Path) -> int:
@@ -130,7 +128,7 @@ def test_a_killed_measuring_process_leaves_a_run_that_is_accounted_later(
     sampled_until_now(tmp_path)
     process.kill()
     os.kill(command_of(tmp_path), signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate()
     before = kept(tmp_path / "run")
     answers = [
         joulery(tmp_path, "account", "run", "--json", "--out", "again"),
@@ -152,7 +150,7 @@ def test_a_killed_measuring_process_leaves_a_run_that_is_accounted_later(
 def test_a_killed_command_keeps_the_cycles_that_were_complete(tmp_path: Path, started: list[psutil.Process]) -> None:
     process = recording(tmp_path, started)
     os.kill(command_of(tmp_path), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate()
     assert process.returncode == 128 + signal.SIGKILL
     done = joulery(tmp_path, "report", "run", "--by", "op", "--json")
     check(json.loads(done.stdout))
@@ -164,7 +162,7 @@ def test_a_run_killed_before_a_cycle_was_complete_says_so(tmp_path: Path, starte
     sampled_until_now(tmp_path)
     process.kill()
     os.kill(command_of(tmp_path), signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate()
     for arguments in (("account", "run"), ("report", "run", "--by", "op")):
         done = joulery(tmp_path, *arguments)
         assert done.returncode == 2 and "killed before a cycle of steps was complete" in done.stderr, done.stderr

@@ -89,14 +89,12 @@ def measured(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
     )
     report = subprocess.run(
         [sys.executable, "-m", "joulery", "report", "run", "--by", "module", "--json"],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     return done, json.loads(report.stdout)
 

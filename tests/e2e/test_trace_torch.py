@@ -34,7 +34,6 @@ def measured(folder: Path, program: str, *flags: str) -> subprocess.CompletedPro
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

@@ -97,7 +97,6 @@ def measured(folder: Path, framework: str, program: str, *arguments: str) -> sub
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=180,
     )
 
 

@@ -35,7 +35,7 @@ clusters:
 def joulery(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
     env = {key: value for key, value in os.environ.items() if key != "SLURM_CONF"}
     argv = [sys.executable, "-m", "joulery", *words]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 

@@ -81,7 +81,6 @@ def asked(where: str) -> dict:
         [sys.executable, "-c", CLIENT, where, "clients-token-that-is-long"],
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -76,7 +76,7 @@ def test_the_power_of_a_gpu_is_limited_while_it_serves_and_given_back(tmp_path: 
     site.write_text(text.replace("{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}", "{kind: fixed}"))
     with Up(site, tmp_path) as up:
         up.until("/120 s ")
-        wait_until(lambda: nvml.boards[0]["limit_mw"] == 367_000, "a limit", patience_s=90.0)
+        wait_until(lambda: nvml.boards[0]["limit_mw"] == 367_000, "a limit")
         up.process.send_signal(signal.SIGINT)
         _, said, complaint = up.end()
         assert up.survivors() == [], complaint

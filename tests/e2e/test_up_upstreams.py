@@ -103,7 +103,7 @@ class Client:
             seen = Counter(answer.headers.get("x-joulery-variant") for answer in self.latest())
             return seen[variant] >= share * 20
 
-        wait_until(arrived, f"{variant} answers", patience_s=120.0)
+        wait_until(arrived, f"{variant} answers")
 
     def __enter__(self) -> "Client":
         for thread in self._threads:
@@ -157,7 +157,7 @@ def played_out(client: Client, servers: dict[str, Upstream]) -> None:
     client.until("large", 1.0)
     assert all(answer.status_code == 200 for answer in client.answers.values())
     servers["large"].kill()
-    wait_until(lambda: client.latest(1)[0].status_code == 503, "503 while no upstream is left", patience_s=60.0)
+    wait_until(lambda: client.latest(1)[0].status_code == 503, "503 while no upstream is left")
     servers["large"].start()
     client.until("large", 1.0)
 

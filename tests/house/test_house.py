@@ -82,6 +82,21 @@ def test_no_source_is_left_unfinished_or_swallows_errors() -> None:
     assert found == []
 
 
+def test_equal_values_have_one_order_on_every_processor() -> None:
+    """numpy sorts equal values as the processor's instructions have it: plans and figures would differ by machine."""
+    found = []
+    for path in files_in(SOURCES):
+        calls = [n for n in nodes_of(path) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        sorted_again = {id(part) for call in calls if call.func.attr == "sort" for part in ast.walk(call)}
+        for call in calls:
+            name = call.func.attr
+            kinds = [word.value for word in call.keywords if word.arg == "kind"]
+            stable = any(isinstance(kind, ast.Constant) and kind.value == "stable" for kind in kinds)
+            if (name == "argsort" and not stable) or (name == "argpartition" and id(call) not in sorted_again):
+                found.append(f"{path.relative_to(ROOT)}:{call.lineno}")
+    assert found == [], "domain.arrays.largest, or kind='stable'"
+
+
 def test_every_package_says_what_it_is() -> None:
     for init in SOURCES.rglob("__init__.py"):
         module = ".".join(init.relative_to(ROOT / "src").parent.parts)

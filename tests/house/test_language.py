@@ -49,6 +49,11 @@ NAMES = (
     *("start_part", "pods_of"),
 )
 """Class, function and module names that have a plain one."""
+ROOMS = {
+    r"guess(?:es|ed|er)?": ("src/joulery/runtime/llm/*.py", "predicted, predictor"),
+    r"broken": ("src/joulery/policies/**/*.py", "violated"),
+}
+"""Words with another meaning elsewhere: where they are not used, and the word to use."""
 KEYS = ("lanes", "fewest", "elders", "lasts", "cuts", "foresight")
 """Configuration fields that have a plain name."""
 WORDS = re.compile(rf"\b({'|'.join(PLAIN)})\b", re.IGNORECASE)
@@ -99,3 +104,15 @@ def test_private_names_do_not_come_back() -> None:
         named += [path.stem] if path.stem in NAMES else []
         found += [f"{path.relative_to(ROOT)}: {name}" for name in named]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("word", ROOMS)
+def test_words_of_other_meanings_stay_out_of_their_rooms(word: str) -> None:
+    places, use = ROOMS[word]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in ROOT.glob(places)
+        for line in text_of(path).splitlines()
+        if re.search(rf"(?<![A-Za-z_]){word}(?![A-Za-z_])", line, re.IGNORECASE) and "ties are broken" not in line
+    ]
+    assert found == [], f"{use}: {found}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.house.syntax import TESTS, files_in, nodes_of
-from tests.waiting import pause_s
+from tests.waiting import PATIENCE_S, pause_s
 
 CLOCKS = frozenset({"monotonic", "perf_counter", "process_time", "monotonic_ns", "perf_counter_ns", "process_time_ns"})
 LOAD = {
@@ -40,6 +40,11 @@ LOAD = {
 """Sleeps that are the load itself: how many, and what they stand for."""
 PROGRAMS = frozenset({"e2e/torch_job.py", "e2e/slurm_plays.py"})
 """Programs whose loops are work: a training, a sampler."""
+
+
+ENDS = frozenset({"run", "communicate", "wait", "wait_until", "eventually", "until"})
+SHORT_S = 5.0
+"""A limit below this is what is tested."""
 
 
 def called(node: ast.AST) -> tuple[str, str]:
@@ -95,6 +100,15 @@ def polls(nodes: Iterable[ast.AST]) -> Iterator[int]:
             yield node.lineno
 
 
+def hurries(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    """Lines that give a program less time to end than tests.waiting gives a condition."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ENDS:
+            given = [word.value for word in node.keywords if word.arg in ("timeout", "patience_s")]
+            if any(isinstance(one, ast.Constant) and SHORT_S <= one.value < PATIENCE_S for one in given):
+                yield node.lineno
+
+
 def files() -> list[tuple[str, Path]]:
     """Names and paths of every file of the tests but the one that waits."""
     return [(path.relative_to(TESTS).as_posix(), path) for path in files_in(TESTS) if path.name != "waiting.py"]
@@ -102,9 +116,10 @@ def files() -> list[tuple[str, Path]]:
 
 def test_each_fault_is_found() -> None:
     source = "assert time.monotonic() < end_s\nwhile not done():\n    time.sleep(0.1)\nawait asyncio.sleep(0)\n"
-    source += "took_s = time.time() - start_s\nassert took_s < 1\n"
+    source += "took_s = time.time() - start_s\nassert took_s < 1\nsubprocess.run(line, timeout=60)\n"
     nodes = list(ast.walk(ast.parse(source)))
     assert (list(clocks_in_asserts(nodes)), list(polls(nodes)), list(sleeps(nodes))) == ([1, 6], [2], [3])
+    assert list(hurries(nodes)) == [7]
 
 
 def test_no_assertion_reads_a_clock() -> None:
@@ -116,6 +131,12 @@ def test_no_assertion_reads_a_clock() -> None:
 def test_nothing_polls_but_the_one_that_waits() -> None:
     """Use tests.waiting."""
     found = {name: list(polls(nodes_of(path))) for name, path in files() if name not in PROGRAMS}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_no_program_is_hurried() -> None:
+    """pytest's own limit ends what hangs; a shorter one ends what is slow because the machine is busy."""
+    found = {name: list(hurries(nodes_of(path))) for name, path in files()}
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 

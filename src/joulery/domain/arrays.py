@@ -1,4 +1,4 @@
-"""Read-only numpy columns for frozen nouns."""
+"""Read-only numpy columns for frozen nouns, and choices among values that are the same on every processor."""
 
 from __future__ import annotations
 
@@ -27,3 +27,23 @@ def readonly(values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[Any]:
         raise ValueError(f"expected one dimension, got shape {column.shape}")
     column.flags.writeable = False
     return column
+
+
+def largest(values: FloatArray, count: int) -> IntArray:
+    """Places of the ``count`` largest values, ascending; of equal ones the first, on every processor.
+
+    ``numpy.argpartition`` chooses among equal values by the instructions that the processor has: a plan that is made
+    with it differs from machine to machine.
+
+    Args:
+        values: Values, float64[n], no NaN.
+        count: How many, at least 1; all where there are no more.
+
+    Returns:
+        Places, int64[min(count, n)].
+    """
+    if count >= len(values):
+        return np.arange(len(values))
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+    return np.sort(np.concatenate([above, equal[: count - len(above)]]))

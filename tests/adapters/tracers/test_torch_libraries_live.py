@@ -165,7 +165,6 @@ def test_the_loops_people_train_with(tmp_path: Path, needs: str, program: str, l
         env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0 and "trained" in done.stdout, done.stderr
     (session,), _ = TorchTracer().recorded(str(folder), None)

@@ -184,7 +184,6 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
         [sys.executable, "-m", "joulery", "profile", "small", str(site), "--slices", "1", "--runs", "200", "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -197,7 +196,6 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
             [sys.executable, "-m", "joulery", "profile", name, str(site), *rest],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr

@@ -54,7 +54,7 @@ async def test_every_key_reaches_what_it_is_for(tmp_path):
         near, far = text.llms["near"], text.llms["far"]
         assert (near.owner, near.settings.max_num_seqs, near.settings.retries) == ("ada", 3, 1)
         assert near.settings.aging == Aging(0.1, 30.0)
-        assert near.forecaster.guesser is not None and near.forecaster.cache is None
+        assert near.forecaster.predictor is not None and near.forecaster.cache is None
         assert isinstance(near.engine, LlamaEngine)
         settings = near.engine.settings
         assert (settings.path, settings.name, settings.threads) == (tmp_path / "m.gguf", "m", 2)
@@ -64,7 +64,7 @@ async def test_every_key_reaches_what_it_is_for(tmp_path):
         assert (upstream.url, upstream.model, upstream.dialect) == ("http://far:1", "big", Dialect.SGLANG)
         assert (upstream.token, upstream.stall_s, upstream.answer_s) == ("s3cret", 7.0, 120.0)
         assert (far.settings.aging, far.settings.queue, far.settings.deadline_s) == (None, 5, 120.0)
-        assert (far.settings.retries, far.forecaster.guesser, far.forecaster.cache) == (0, None, None)
+        assert (far.settings.retries, far.forecaster.predictor, far.forecaster.cache) == (0, None, None)
         assert any("modelled" in note for note in text.notes)
         await text.grid.refresh()
         assert text.grid.at(text.grid._now_s()) == 360.0

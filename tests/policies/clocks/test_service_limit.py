@@ -163,7 +163,7 @@ def test_a_limit_that_could_not_be_lifted_is_asked_for_again() -> None:
     assert again.state.backoff_s == state.backoff_s
 
 
-def test_requests_that_end_no_more_take_full_power_before_the_bound_is_broken() -> None:
+def test_requests_that_end_no_more_take_full_power_before_the_bound_is_violated() -> None:
     state, now_s = limited(credit_s=10.0), 100.0
     while state.ratio < 1 and now_s < 200.0:
         now_s += 0.5

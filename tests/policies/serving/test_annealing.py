@@ -28,7 +28,7 @@ LATENCIES = st.floats(1e-3, 1e3)
 
 
 @given(SCORES, LATENCIES, LATENCIES)
-def test_a_broken_limit_never_outranks_the_same_score_within_it(score, latency_s, limit_s):
+def test_a_violated_limit_never_outranks_the_same_score_within_it(score, latency_s, limit_s):
     mended = penalised(score, latency_s, limit_s)
     assert mended == score if latency_s <= limit_s else mended <= score
     if latency_s > limit_s * 1.001 and abs(score) > 1e-6:

@@ -9,7 +9,7 @@ from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.generation import Dialect, GenerationEvent, GenerationKind, GenerationRequest, TokenUsage
-from joulery.runtime.llm.length_prediction import Forecaster, Guess
+from joulery.runtime.llm.length_prediction import Forecaster, LengthScore
 
 CLASS_TOKENS = np.array([10.0, 50.0, 100.0, 300.0, 600.0])
 
@@ -67,19 +67,19 @@ class FakeEngine:
         self.closed = True
 
 
-class FakeGuesser:
+class FakePredictor:
     """Scores a prompt by the digit it ends with; the word "boom" makes it throw."""
 
     class_tokens = CLASS_TOKENS
 
-    def guess(self, prompt):
+    def predict(self, prompt):
         if "boom" in prompt:
             raise ZeroDivisionError("a predictor of another package")
-        return Guess(float(prompt[-1]) if prompt[-1:].isdigit() else 2.0)
+        return LengthScore(float(prompt[-1]) if prompt[-1:].isdigit() else 2.0)
 
 
-def forecaster(guesser=None, cache=None):
-    return Forecaster("llm", guesser or FakeGuesser(), cache)
+def forecaster(predictor=None, cache=None):
+    return Forecaster("llm", predictor or FakePredictor(), cache)
 
 
 class FakeMachine:

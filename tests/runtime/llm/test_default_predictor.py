@@ -92,9 +92,9 @@ def test_further_prompts_are_all_different_and_use_every_form() -> None:
 
 
 def test_it_separates_a_word_from_a_story_in_unseen_prompts() -> None:
-    guesser = length_predictor(None, "anything")
+    predictor = length_predictor(None, "anything")
     load = requests()
-    words = [guesser.guess(each.prompt).score for each in load if each.max_tokens == 8]
-    stories = [guesser.guess(each.prompt).score for each in load if each.max_tokens == 320]
+    words = [predictor.predict(each.prompt).score for each in load if each.max_tokens == 8]
+    stories = [predictor.predict(each.prompt).score for each in load if each.max_tokens == 320]
     right = sum(word < story for word in words for story in stories)
     assert right / (len(words) * len(stories)) > 0.85

@@ -5,16 +5,16 @@ import pytest
 
 from joulery.domain.serving.generation import TokenUsage
 from joulery.perf.lengths.pace import OnlinePace
-from joulery.runtime.llm.length_prediction import LONGEST_REMEMBERED, Forecaster, Guess
+from joulery.runtime.llm.length_prediction import LONGEST_REMEMBERED, Forecaster, LengthScore
 from joulery.store.semantic_cache import SemanticCache
-from tests.runtime.llm.fakes import CLASS_TOKENS, FakeGuesser, ask, forecaster
+from tests.runtime.llm.fakes import CLASS_TOKENS, FakePredictor, ask, forecaster
 
 
-class Meaning(FakeGuesser):
+class Meaning(FakePredictor):
     """Prompts that begin alike mean the same."""
 
-    def guess(self, prompt):
-        return Guess(super().guess(prompt).score, np.array([float(ord(prompt[0])), 100.0]) if prompt else None)
+    def predict(self, prompt):
+        return LengthScore(super().predict(prompt).score, np.array([float(ord(prompt[0])), 100.0]) if prompt else None)
 
 
 def usage(words):
@@ -54,7 +54,7 @@ def test_without_a_predictor_and_when_it_throws_or_says_nothing_a_request_is_an_
     plain = Forecaster("llm")
     assert (plain.forecast(ask()).tokens, plain.forecast(ask()).source) == (150.0, "mean")
     asked = forecaster()
-    asked.guesser.guess = lambda prompt: Guess(float("nan"))
+    asked.predictor.predict = lambda prompt: LengthScore(float("nan"))
     assert asked.forecast(ask("p0")).source == "mean"
     assert asked.failures == {"ArithmeticError": 1}
 
@@ -116,7 +116,7 @@ def test_a_cache_that_cannot_be_used_is_counted() -> None:
     asked = forecaster(Meaning(), SemanticCache(10))
     request = ask("abc 3")
     asked.completed(request, asked.forecast(request), usage(9), 1.0)
-    asked.guesser.guess = lambda prompt: Guess(2.0, np.ones(7))
+    asked.predictor.predict = lambda prompt: LengthScore(2.0, np.ones(7))
     other = ask("zzz")
     expected = asked.forecast(other)
     assert expected.source == "predictor"
@@ -148,7 +148,7 @@ def test_prompts_of_a_form_that_was_answered_shortly_are_expected_to_be_so_again
     cut = ask(form.format("walk"), max_tokens=1)
     asked.completed(cut, asked.forecast(cut), usage(1), 0.1)  # that it was longer than one is no news
     assert asked.forecast(ask(form.format("song"))).tokens == pytest.approx(next_one.tokens, rel=0.2)
-    asked.guesser.guess = lambda prompt: Guess(float("nan"))
+    asked.predictor.predict = lambda prompt: LengthScore(float("nan"))
     assert asked.forecast(ask(form.format("walk"))).source == "mean"
 
 

@@ -354,7 +354,7 @@ def test_a_signal_ends_the_process_with_what_it_has(tmp_path: Path) -> None:
         with server.accept()[0] as connection:
             assert connection.recv(4) == b"POST"
             process.send_signal(signal.SIGTERM)
-            printed, _ = process.communicate(timeout=20)
+            printed, _ = process.communicate()
     assert process.returncode == 0
     assert json.loads(printed)["by_outcome"] == {"abandoned": 1}
     assert len(read_outcomes(tmp_path / "o.parquet")) == 1

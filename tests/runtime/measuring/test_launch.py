@@ -123,7 +123,7 @@ def test_no_file_of_ours_reaches_the_command(tmp_path: Path) -> None:
 def test_a_closed_pipe_ends_the_command_as_ever(tmp_path: Path) -> None:
     """Python ignores SIGPIPE; the command must not inherit that."""
     command = f"{sys.executable} -c '{DRIVER}' {tmp_path}/outcome.json yes | head -n 3 >/dev/null"
-    subprocess.run(["sh", "-c", command], check=True, timeout=30)
+    subprocess.run(["sh", "-c", command], check=True)
     assert json.loads((tmp_path / "outcome.json").read_text())["code"] == 128 + signal.SIGPIPE
 
 
@@ -248,7 +248,7 @@ def test_an_interrupt_between_fork_and_exec_is_the_commands(tmp_path: Path) -> N
         "from joulery.runtime.measuring.launch import run_command\n"
         "print(run_command(['sleep', '60'], in_child=lambda: os.kill(os.getpid(), signal.SIGINT)).exit_code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("130\n", "")
 
 
@@ -262,6 +262,5 @@ def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=30,
     )
     assert (done.returncode, done.stdout) == (0, "on\n")

@@ -146,7 +146,7 @@ def test_a_fork_that_leaves_the_block_leaves_the_run_to_its_parent(tmp_path: Pat
         "    if child: os.waitpid(child, 0)\n"
         "print('child' if child == 0 else m.footprint.duration_s > 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout.split(), done.stderr) == (["child", "True"], "")
     assert open_run(tmp_path / "run").closed
 

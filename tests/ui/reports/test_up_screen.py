@@ -111,7 +111,7 @@ def test_the_live_line_fits_eighty_columns():
     assert len(live_line(busy, 23.4, [SERVICE], 90.0, wide=False).plain) <= 88, "three variants while they change"
 
 
-def test_a_broken_slo_is_red_and_what_is_unknown_is_a_dash():
+def test_a_violated_slo_is_red_and_what_is_unknown_is_a_dash():
     slow = replace(TICK, services=(replace(TICK.services[0], latency_s=0.2),))
     red = [span for span in live_line(slow, 1.0, [SERVICE], 90.0).spans if "red" in str(span.style)]
     assert len(red) == 1 and not [s for s in live_line(TICK, 1.0, [SERVICE], 90.0).spans if "red" in str(s.style)]

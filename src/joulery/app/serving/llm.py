@@ -212,12 +212,12 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
     from joulery.app.wiring.length_predictor import length_predictor
 
     engine = llm_engine(config, stderr)
-    guesser = (
+    predictor = (
         None
         if config.order.kind == "fcfs"
         else length_predictor(config.predictor.path, config.predictor.head or config.name)
     )
-    cache = SemanticCache(config.predictor.cache) if guesser is not None and config.predictor.cache else None
+    cache = SemanticCache(config.predictor.cache) if predictor is not None and config.predictor.cache else None
     own = isinstance(config.engine, LlamaEngineConfig)
     settings = LLMSettings(
         max_num_seqs=config.engine.max_num_seqs,
@@ -230,7 +230,7 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
     )
     devices = config.engine.device if isinstance(config.engine, UpstreamConfig) else None
     meter.join(config.name, engine.cpu_s, devices or ())
-    forecaster = Forecaster(config.name, guesser, cache)
+    forecaster = Forecaster(config.name, predictor, cache)
     keep = _keeper(config, stack)
     return LLMService(config.name, engine, forecaster, settings, meter, owner=config.owner, keep=keep)
 

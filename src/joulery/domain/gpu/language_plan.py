@@ -42,7 +42,7 @@ class SloPart(NamedTuple):
 
     @property
     def slack_ratio(self) -> float:
-        """Share of the bound that is left; below 0 where it is broken."""
+        """Share of the bound that is left; below 0 where it is violated."""
         return 1 - self.predicted_s / self.limit_s
 
 

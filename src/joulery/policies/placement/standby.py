@@ -129,12 +129,12 @@ class StandbyState:
     Attributes:
         late_since_s: When each instance was first seen late, while it stays so.
         active: Since when the standby of an instance answers.
-        broken: Instances that were said to be beyond mending.
+        violated: Instances that were said to be beyond mending.
     """
 
     late_since_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     active: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    broken: frozenset[str] = frozenset()
+    violated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +182,11 @@ class StandbyPolicy:
         late = dict(state.late_since_s)
         if tail.latency_s <= one.slo_s:
             late.pop(one.key, None)
-            return replace(state, late_since_s=MappingProxyType(late), broken=state.broken - {one.key}), []
+            return replace(state, late_since_s=MappingProxyType(late), violated=state.violated - {one.key}), []
         since_s = late.setdefault(one.key, now_s)
         state = replace(state, late_since_s=MappingProxyType(late))
         # Rounding of the clock may not turn half a second into a little less.
-        if now_s - since_s < self.confirm_s - 1e-6 or one.key in state.broken:
+        if now_s - since_s < self.confirm_s - 1e-6 or one.key in state.violated:
             return state, []
         took = (
             f"{1e3 * tail.latency_s:.1f} ms" if tail.latency_s < REFUSED_S else "beyond all bounds (requests refused)"
@@ -195,8 +195,8 @@ class StandbyPolicy:
         refusal = self._refusal(state, one)
         if refusal:
             reason = f"{seen}: {refusal}"
-            broken = Decision(SLO_VIOLATED, one.key, None, self.name, reason, cause="latency")
-            return replace(state, broken=state.broken | {one.key}), [broken]
+            violated = Decision(SLO_VIOLATED, one.key, None, self.name, reason, cause="latency")
+            return replace(state, violated=state.violated | {one.key}), [violated]
         late.pop(one.key)
         active = MappingProxyType({**state.active, one.key: now_s})
         state = replace(state, late_since_s=MappingProxyType(late), active=active)

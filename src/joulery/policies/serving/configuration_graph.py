@@ -192,7 +192,7 @@ def summed_odds(
     bases = one.graphs.max(axis=0) + other.graphs.max(axis=0) + 1
     places = np.concatenate(([1], np.cumprod(bases[:-1])))
     keys = total.graphs @ places
-    order = np.argsort(keys)
+    order = np.argsort(keys, kind="stable")
     found = np.zeros(len(total))
     left = other.graphs @ places
     for row, key in enumerate((one.graphs @ places).tolist()):

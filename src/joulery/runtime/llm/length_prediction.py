@@ -33,7 +33,7 @@ LONGEST_REMEMBERED = 8_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guess:
+class LengthScore:
     """What a predictor makes of a prompt.
 
     Attributes:
@@ -53,8 +53,8 @@ class LengthPredictor(Protocol):
         """Mean tokens of the five classes, ascending, float64[5]."""
         ...
 
-    def guess(self, prompt: str) -> Guess:
-        """Its guess; any exception is the predictor's own failure."""
+    def predict(self, prompt: str) -> LengthScore:
+        """Its score of a prompt; any exception is the predictor's own failure."""
         ...
 
 
@@ -67,15 +67,15 @@ class Forecast:
         service_s: Expected seconds in the engine, the prompt's reading included.
         source: ``cache``, ``predictor`` or ``mean``.
         uncut_tokens: Expected length if the client set no limit.
-        guess: The predictor's guess; None where it was not asked, or failed.
-        form: The prompt's, where there is a guess.
+        scored: The score of the predictor; None where it was not asked, or failed.
+        form: The prompt's, where there is a score.
     """
 
     tokens: float
     service_s: float
     source: str
     uncut_tokens: float
-    guess: Guess | None = None
+    scored: LengthScore | None = None
     form: Form | None = None
 
 
@@ -84,7 +84,7 @@ class Forecaster:
 
     Args:
         model: Its name.
-        guesser: The predictor; None to take every request for an average one.
+        predictor: The predictor; None to take every request for an average one.
         cache: Where lengths of answers are remembered; None for nowhere.
         pace: What is known of the engine's speed.
 
@@ -96,19 +96,19 @@ class Forecaster:
     def __init__(
         self,
         model: str,
-        guesser: LengthPredictor | None = None,
+        predictor: LengthPredictor | None = None,
         cache: SemanticCache | None = None,
         pace: OnlinePace | None = None,
     ) -> None:
-        self.model, self.guesser, self.cache = model, guesser, cache
+        self.model, self.predictor, self.cache = model, predictor, cache
         self.pace = pace or OnlinePace()
         self.sources: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self._lengths = None if guesser is None else OnlineLengths(guesser.class_tokens)
+        self._lengths = None if predictor is None else OnlineLengths(predictor.class_tokens)
         self._forms = TemplateLengths()
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._calibration = RatioCalibration()
-        self._mean = 150.0 if guesser is None else float(np.mean(guesser.class_tokens))
+        self._mean = 150.0 if predictor is None else float(np.mean(predictor.class_tokens))
 
     @property
     def average_s(self) -> float:
@@ -122,26 +122,26 @@ class Forecaster:
 
     def forecast(self, request: GenerationRequest) -> Forecast:
         """What to expect of a request; never raises for what a predictor or a cache does."""
-        tokens, source, guess, form = self._mean, MEAN, None, None
-        if self.guesser is not None and self._lengths is not None:
+        tokens, source, scored, form = self._mean, MEAN, None, None
+        if self.predictor is not None and self._lengths is not None:
             # A predictor may be a user's model: an exception in it must not fail the request.
             try:
-                guess = self.guesser.guess(request.prompt)
-                if not math.isfinite(guess.score):
-                    raise ArithmeticError(f"a score of {guess.score}")
-                tokens, source = self._lengths.expected(guess.score), PREDICTOR
+                scored = self.predictor.predict(request.prompt)
+                if not math.isfinite(scored.score):
+                    raise ArithmeticError(f"a score of {scored.score}")
+                tokens, source = self._lengths.expected(scored.score), PREDICTOR
             except Exception as error:  # noqa: BLE001 - counted and shown; the request goes on without
                 self._failed(error)
-                guess = None
-        if guess is not None and self._lengths is not None:
+                scored = None
+        if scored is not None and self._lengths is not None:
             form = prompt_template(request.prompt)
             tokens *= self._forms.ratio(form, self._lengths)
-        known = self._remembered(request, guess)
+        known = self._remembered(request, scored)
         if known is not None:
             tokens, source = known, CACHE
         self.sources[source] += 1
         within = _within(tokens, request.max_tokens, exact=known is not None)
-        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, guess, form)
+        return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, scored, form)
 
     def remaining_s(self, request: GenerationRequest, forecast: Forecast, written: int, *, started: bool) -> float:
         """Seconds that an answer is still expected to take of which so many tokens are written.
@@ -155,9 +155,9 @@ class Forecaster:
 
     def _likely(self, forecast: Forecast) -> float:
         """The length that would be predicted now, without the client's limit."""
-        if forecast.source != PREDICTOR or forecast.guess is None or forecast.form is None or self._lengths is None:
+        if forecast.source != PREDICTOR or forecast.scored is None or forecast.form is None or self._lengths is None:
             return forecast.uncut_tokens
-        return self._lengths.expected(forecast.guess.score) * self._forms.ratio(forecast.form, self._lengths)
+        return self._lengths.expected(forecast.scored.score) * self._forms.ratio(forecast.form, self._lengths)
 
     def completed(
         self, request: GenerationRequest, forecast: Forecast, usage: TokenUsage, service_s: float | None
@@ -178,17 +178,17 @@ class Forecaster:
         if forecast.tokens > 0:
             self._ratios.append(tokens / forecast.tokens)
         self._mean += 0.02 * (tokens - self._mean)
-        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
-            self._forms.completed(forecast.form, forecast.guess.score, tokens)
-            self._lengths.completed(forecast.guess.score, tokens)
+        if forecast.scored is not None and forecast.form is not None and self._lengths is not None:
+            self._forms.completed(forecast.form, forecast.scored.score, tokens)
+            self._lengths.completed(forecast.scored.score, tokens)
         self._remember(request, forecast, tokens)
 
     def _cut(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
         """The answer would have been longer than the client took."""
         self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
         likely = uncut_tokens(forecast.uncut_tokens, tokens)
-        if forecast.guess is not None and forecast.form is not None and self._lengths is not None:
-            score = forecast.guess.score
+        if forecast.scored is not None and forecast.form is not None and self._lengths is not None:
+            score = forecast.scored.score
             if likely > forecast.uncut_tokens:
                 self._forms.completed(forecast.form, score, likely)
             if likely > self._lengths.expected(score):
@@ -196,11 +196,11 @@ class Forecaster:
         if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
             self._remember(request, forecast, tokens + forecast.uncut_tokens)
 
-    def _remembered(self, request: GenerationRequest, guess: Guess | None) -> float | None:
+    def _remembered(self, request: GenerationRequest, scored: LengthScore | None) -> float | None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
             return None
         try:
-            return self.cache.look_up(self.model, request.prompt, _embedding(guess))
+            return self.cache.look_up(self.model, request.prompt, _embedding(scored))
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             return None
@@ -208,10 +208,10 @@ class Forecaster:
     def _remember(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
             return
-        if forecast.guess is None and self.guesser is not None:
+        if forecast.scored is None and self.predictor is not None:
             return  # the predictor failed: what the prompt means is not known
         try:
-            self.cache.insert(self.model, request.prompt, _embedding(forecast.guess), tokens)
+            self.cache.insert(self.model, request.prompt, _embedding(forecast.scored), tokens)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
 
@@ -233,12 +233,12 @@ def _within(tokens: float, max_tokens: int | None, *, exact: bool) -> float:
 
 def _kind(forecast: Forecast) -> tuple[str, int]:
     """Predictions that err alike: of one source and class."""
-    score = 0.0 if forecast.guess is None else forecast.guess.score
+    score = 0.0 if forecast.scored is None else forecast.scored.score
     return (forecast.source, int(rounded_class(score)) if forecast.source == PREDICTOR else 0)
 
 
-def _embedding(guess: Guess | None) -> FloatArray:
+def _embedding(scored: LengthScore | None) -> FloatArray:
     """The embedding, or a zero vector, which meets equal text alone."""
-    if guess is None or guess.embedding is None:
+    if scored is None or scored.embedding is None:
         return np.zeros(1)
-    return guess.embedding
+    return scored.embedding

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.runtime.llm.length_prediction import Guess
+from joulery.runtime.llm.length_prediction import LengthScore
 from joulery.runtime.llm.predictor_files import GraphPredictor
 from joulery.runtime.llm.predictor_training import TrainedPredictor
 
@@ -32,7 +32,7 @@ class PredictorHead:
         middles = [0.5 * low, 0.5 * (low + mid), 0.5 * (mid + high), 0.5 * (high + top), 1.1 * top]
         return np.maximum.accumulate(np.maximum(1.0, middles))
 
-    def guess(self, prompt: str) -> Guess:
+    def predict(self, prompt: str) -> LengthScore:
         """The head's score, and the prompt's embedding where the predictor has an encoder."""
         scores, embedding = self.trained.look(prompt)
-        return Guess(float(scores[self.head]), embedding)
+        return LengthScore(float(scores[self.head]), embedding)

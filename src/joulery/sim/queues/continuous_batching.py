@@ -67,7 +67,7 @@ class ReplicaTrial(NamedTuple):
         """A quantile of the time between tokens over all tokens, s."""
         if not self.tokens.sum():
             return 0.0
-        order = np.argsort(self.token_s)
+        order = np.argsort(self.token_s, kind="stable")
         shares = np.cumsum(self.tokens[order]) / self.tokens.sum()
         return float(self.token_s[order][min(int(np.searchsorted(shares, quantile)), len(order) - 1)])
 

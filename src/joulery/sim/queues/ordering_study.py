@@ -206,7 +206,7 @@ def synthetic_lengths(streams: Streams, count: int = 60_000) -> Lengths:
     rng = streams("lengths")
     raw = rng.lognormal(4.7, 1.25, 4 * count)
     tokens = raw[(raw >= 2) & (raw < 512)][:count].round()
-    rank = np.argsort(np.argsort(tokens)) / len(tokens)
+    rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens)
     blurred = np.clip(rank + rng.normal(0, 0.14, len(tokens)), 0, 1)
     predicted = np.searchsorted([0.25, 0.50, 0.75, 0.99], blurred, "right")
     return Lengths(np.asarray(tokens, np.float64), np.asarray(predicted, np.int64))

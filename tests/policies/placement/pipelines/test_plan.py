@@ -110,9 +110,9 @@ def test_what_cannot_be_is_named(services, rules, gpus, binding, message) -> Non
 
 def test_too_much_demand_is_an_slo_violation() -> None:
     plan = planned(services=[service("a", "gemm", rate=60.0, slo_s=0.5)], gpus=2)
-    (broken,) = plan.violations
-    assert (broken.workload, broken.what) == ("a", "attainment")
-    assert broken.predicted < broken.allowed == 0.99
+    (violated,) = plan.violations
+    assert (violated.workload, violated.what) == ("a", "attainment")
+    assert violated.predicted < violated.allowed == 0.99
     assert {gpu.clock_mhz for gpu in plan.gpus} == {1380.0}  # a clock does not make an SLO violation worse
 
 

@@ -19,7 +19,7 @@ _DERIVATIVES = 4
 def node_paths(host: Host, path: IntArray, in_node: BoolArray, unnamed: int) -> IntArray:
     """Path of the module that each backward node differentiates, by host row of the node."""
     nodes = np.flatnonzero(host.node == np.arange(len(host.row)))
-    nodes = nodes[np.argsort(host.rank[nodes])]
+    nodes = nodes[np.argsort(host.rank[nodes], kind="stable")]
     forward = _forward_ops(host, nodes)
     # A gradient is accumulated by a node of its own that knows no forward operation: it belongs to the node before it.
     accumulates = np.array([bool(_ACCUMULATE.search(name)) for name in host.columns.names], np.bool_)
@@ -81,7 +81,7 @@ def _starting(host: Host, ops: IntArray, lane: IntArray, time_ns: IntArray) -> I
         return np.full(len(time_ns), -1, np.int64)
     first = min(int(starts[ops].min()), int(time_ns.min()))
     span = max(int(starts[ops].max()), int(time_ns.max())) - first + 1
-    ordered = ops[np.argsort(host.rank[ops])]
+    ordered = ops[np.argsort(host.rank[ops], kind="stable")]
     key = host.columns.lane[host.row[ordered]] * span + (starts[ordered] - first)
     order = np.argsort(key, kind="stable")
     wanted = lane * span + (time_ns - first)

@@ -166,7 +166,7 @@ def _module_paths(host: Host, paths: Strings, calls: bool) -> IntArray:
         return result
     texts: dict[int, str] = {}
     seen: dict[tuple[int, int], int] = {}
-    for at in rows[np.argsort(host.rank[rows])].tolist():
+    for at in rows[np.argsort(host.rank[rows], kind="stable")].tolist():
         above = int(host.parent[at])
         caller = int(host.module[above]) if above >= 0 else -1
         if host.name(at).startswith(STACKED):

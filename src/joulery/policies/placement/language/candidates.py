@@ -187,9 +187,9 @@ def candidates(
         return found
     state = steady_state(careful, 1e-6 * float(careful.ends_rps[0]))
     assert state is not None
-    broken = min(slo_parts(service, careful, state, margins), key=lambda part: part.slack_ratio)
+    violated = min(slo_parts(service, careful, state, margins), key=lambda part: part.slack_ratio)
     return RefusedGroup(
-        group, f"{broken.name} {broken.predicted_s:.3g} s of {broken.limit_s:g} s with one request", broken
+        group, f"{violated.name} {violated.predicted_s:.3g} s of {violated.limit_s:g} s with one request", violated
     )
 
 

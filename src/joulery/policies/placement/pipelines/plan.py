@@ -93,7 +93,7 @@ def _least_power(
     """The plan of the placement of least power among those within the SLOs that the search's best meets."""
     needed = np.zeros(len(task.workloads))
     judged: list[_Judged] = []
-    broken: list[str] = []
+    violated: list[str] = []
     for each in found:
         own = PlacedStages.of(each.hosting, stages, task)
         judge = Judge(own.fleet(task), search.workload, task.aimed, task.rules.overheads.request_s)
@@ -101,7 +101,7 @@ def _least_power(
             needed = np.minimum(task.aimed, judge.attained_at_top(own.replicas)) - 1e-12
         for name, placed in own.alternatives(task):
             if bool(np.any(judge.attained_at_top(placed.replicas) < needed)):
-                broken.append(name)
+                violated.append(name)
                 continue
             clocks = judge.best_clocks(placed.replicas)
             power_w = float(judge.power_under(placed.replicas, clocks).sum())
@@ -112,8 +112,8 @@ def _least_power(
     why = f"{best.name}: {best.power_w:.0f} W"
     if len(judged) > 1:
         why += f", the least of {len(judged)} placements (up to {max(each.power_w for each in judged):.0f} W)"
-    if broken and not task.improved:
-        why += f"; {', '.join(broken)} would violate SLOs that it meets"
+    if violated and not task.improved:
+        why += f"; {', '.join(violated)} would violate SLOs that it meets"
     unseen = replace(best.judge, workload=arrivals(task.workloads, task.rules.requests, task.rules.seed + 1))
     outcome = unseen.serve(best.placed.replicas, best.clocks[None, :], exact=True)
     simulated = sum(each.simulated_requests for each in found)

@@ -78,8 +78,8 @@ class Pools:
     def polish(self, descents: int, steps: int = 100) -> None:
         """Change the best pools step by step as long as that helps, or for so many steps."""
         starts = sorted(self._known.values(), key=lambda entry: (entry[2], entry[0].cost_w))[:descents]
-        for pool, state, broken in starts:
-            at, rank = state, (broken, pool.cost_w)
+        for pool, state, excess in starts:
+            at, rank = state, (excess, pool.cost_w)
             for _ in range(steps):
                 near = list(self._changes.of(at))
                 self._new(near)
@@ -90,25 +90,25 @@ class Pools:
 
     def kept(self) -> tuple[Pool, ...]:
         """Pools that keep every limit, cheapest first."""
-        good = (pool for pool, _, broken in self._known.values() if broken == 0)
+        good = (pool for pool, _, excess in self._known.values() if excess == 0)
         return tuple(sorted(good, key=lambda pool: (pool.cost_w, pool.used)))
 
     def _rank(self, state: State) -> tuple[float, float]:
-        pool, _, broken = self._known[_key(state)]
-        return broken, pool.cost_w
+        pool, _, excess = self._known[_key(state)]
+        return excess, pool.cost_w
 
     def _new(self, states: Sequence[State]) -> bool:
         """Judge those not met before; whether there were any."""
         fresh = {key: state for state in states if (key := _key(state)) not in self._known}
         for (key, state), pool in zip(fresh.items(), self._in_closed_form(list(fresh.values())), strict=True):
-            broken = self._broken(pool)
-            self._known[key] = pool, state, broken
-            if broken == 0:
+            excess = self._excess(pool)
+            self._known[key] = pool, state, excess
+            if excess == 0:
                 self.best = min(self.best, pool.cost_w)
         return bool(fresh)
 
-    def _broken(self, pool: Pool) -> float:
-        """How far limits are broken, relative and summed; 0 when all are kept."""
+    def _excess(self, pool: Pool) -> float:
+        """How far limits are exceeded, relative and summed; 0 when all are kept."""
         over = 0.0
         for metrics, service, tight in zip(pool.metrics, self._problem.services, self._tight, strict=True):
             over += max(0.0, min(metrics.latency_s, 1e6) / (tight * service.limit_s) - 1.0)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from joulery.domain.arrays import FloatArray
+from joulery.domain.arrays import FloatArray, largest
 from joulery.domain.gpu.provisioning import PlanBound
 from joulery.policies.placement.master import Master, PricedPattern, Relaxation, Whole
 from joulery.policies.placement.provisioning.gpu_shares import Placed
@@ -95,7 +95,7 @@ class Pricer:
         self.copies = copies
         fits = np.where(packing.alone < NEVER, packing.alone, -1)
         self._order = np.argsort(-fits, kind="stable")
-        self._rank = np.argsort(self._order)
+        self._rank = np.argsort(self._order, kind="stable")
 
     def search(
         self,
@@ -126,7 +126,7 @@ class Pricer:
             level, more = self._children(level, values, threshold, hits)
             if beam is not None and len(more) > beam:
                 complete = False
-                level = level.where(np.sort(np.argpartition(-more, beam)[:beam]))
+                level = level.where(largest(more, beam))
         hits.sort(key=lambda hit: (-hit[0], hit[1]))
         return Found(tuple(pattern for _, pattern in hits), tuple(value for value, _ in hits), complete)
 
@@ -236,7 +236,7 @@ def _named(level: _Level) -> list[tuple[float, Pattern]]:
 def _fractional(density: FloatArray, units: IntArray, room: IntArray) -> FloatArray:
     """Value of the room filled by density, items cut at will: the largest ``capacity`` densities suffice."""
     top = min(density.shape[1], 48)
-    chosen = np.argpartition(-density, top - 1, axis=1)[:, :top]
+    chosen = np.sort(np.argpartition(-density, top - 1, axis=1)[:, :top], axis=1)  # the same sums on every processor
     best = np.take_along_axis(density, chosen, axis=1)
     chosen = np.take_along_axis(chosen, np.argsort(-best, axis=1, kind="stable"), axis=1)
     best = np.take_along_axis(density, chosen, axis=1)

@@ -100,7 +100,7 @@ def table(plan: ProvisionPlan) -> Table:
         ("needs", "right"),
     ):
         shown.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    broken = {(each.gpu, each.workload) for each in plan.violations}
+    violated = {(each.gpu, each.workload) for each in plan.violations}
     for first, gpu, count in alike(plan.gpus):
         for at, each in enumerate(gpu.instances):
             parts = each.parts
@@ -119,7 +119,7 @@ def table(plan: ProvisionPlan) -> Table:
                 f"{100 * each.slack_s / each.limit_s:.1f} %",
                 number(each.throughput_rps, "/s"),
                 number(each.rate_rps, "/s"),
-                style="red" if (first, each.workload) in broken else None,
+                style="red" if (first, each.workload) in violated else None,
             )
     return shown
 
@@ -218,14 +218,14 @@ def comparison(plans: Sequence[ProvisionPlan]) -> Table:
     for heading in ("policy", "GPUs", "price", "shares", "SLO violations"):
         shown.add_column(heading, justify="left" if heading in ("policy", "SLO violations") else "right")
     for plan in plans:
-        broken = sorted({each.workload for each in plan.violations}, key=lambda name: (len(name), name))
+        violated = sorted({each.workload for each in plan.violations}, key=lambda name: (len(name), name))
         shown.add_row(
             plan.policy,
             str(len(plan.gpus)),
             f"{usd(plan.usd_per_hour)}/h",
             f"{100 * sum(gpu.share_ratio for gpu in plan.gpus):g} %",
-            f"{len(broken)}: {', '.join(broken)}" if broken else "none",
-            style="red" if broken else None,
+            f"{len(violated)}: {', '.join(violated)}" if violated else "none",
+            style="red" if violated else None,
         )
     return shown
 

@@ -66,13 +66,13 @@ def pipeline_comparison(plans: Sequence[PipelinePlan]) -> Table:
     """Presets side by side."""
     table = _table("policy", "power", "saving", "scatter", "SLO violations")
     for plan in plans:
-        broken = ", ".join(each.workload for each in plan.violations)
+        violated = ", ".join(each.workload for each in plan.violations)
         table.add_row(
             plan.policy,
             number(plan.power_w, "W"),
             f"{plan.saving_ratio:.2f} x",
             f"{plan.scatter:.3g}",
-            broken or "none",
+            violated or "none",
         )
     return table
 
@@ -105,7 +105,7 @@ def _hosts(gpu: PipelineGpu) -> str:
 
 def _services(plan: PipelinePlan) -> Table:
     table = _table("service", "model", "sensitivity", "clusters", "runs as", "latency", "SLO", "in time", "required")
-    broken = {each.workload for each in plan.violations}
+    violated = {each.workload for each in plan.violations}
     for each in plan.services:
         copies = f"{each.replicas} × " if each.replicas > 1 else ""
         stages = f"{each.stages} stage{'s' if each.stages > 1 else ''}"
@@ -119,7 +119,7 @@ def _services(plan: PipelinePlan) -> Table:
             si(each.slo_s, "s"),
             percent(each.attainment_ratio, 2),
             percent(each.required_ratio),
-            style="red" if each.workload in broken else None,
+            style="red" if each.workload in violated else None,
         )
     return table
 

@@ -420,7 +420,7 @@ def _ranked(units: IntArray, gain: FloatArray, group: IntArray, beside: IntArray
 def _filled(density: FloatArray, units: IntArray, capacity: int) -> FloatArray:
     """The most that 0, 1 ... ``capacity`` units can hold of choices cut at will, float64[boxes, capacity + 1]."""
     top = min(density.shape[1], capacity)  # a choice takes a unit at least
-    chosen = np.argpartition(-density, top - 1, axis=1)[:, :top]
+    chosen = np.sort(np.argpartition(-density, top - 1, axis=1)[:, :top], axis=1)  # the same sums on every processor
     best = np.take_along_axis(density, chosen, axis=1)
     by_density = np.argsort(-best, axis=1, kind="stable")
     best = np.take_along_axis(best, by_density, axis=1)
