@@ -10,12 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSOLE = re.compile(r"^```console\n\$ joulery ([^\n]+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SLOW = "clover-pool"
+"""Plans for longer than a test should take."""
 PAGES = {"README.md": "plan ", "docs/how-to/plan.md": "plan ", "docs/how-to/simulate.md": "simulate "}
 SHOWN = [
     (page, arguments, text)
     for page, verb in PAGES.items()
     for arguments, text in CONSOLE.findall((ROOT / page).read_text())
-    if text and arguments.startswith(verb) and "examples/" in arguments
+    if text and arguments.startswith(verb) and "examples/" in arguments and SLOW not in arguments
 ]
 CUT = ("…", "...")
 """A line that stands for those that a page leaves out."""

@@ -106,7 +106,9 @@ def _print(best: StartTime, now_s: float, within_s: float, power_w: float | None
 
 
 def _carbon_g(best: StartTime, g_per_kwh: float, power_w: float) -> float:
-    return power_w * best.duration_s / 3.6e6 * g_per_kwh
+    from joulery.domain.energy.carbon import JOULES_PER_KWH
+
+    return power_w * best.duration_s / JOULES_PER_KWH * g_per_kwh
 
 
 def _begin(best: StartTime, now_s: float) -> str:
