@@ -22,7 +22,7 @@ def test_totals_are_read_from_sampler_counter_and_instants_over_the_same_seconds
 ) -> None:
     # The sampler is a process of its own: it finds the same made-up board through the environment.
     state = tmp_path / "boards.json"
-    driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0), file=state)
+    driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0, samples=True), file=state)
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
     monkeypatch.setenv(fake_nvml.STATE, str(state))
     # A meter that is not named is opened where the driver is: C's library under the name of the driver's will do.
@@ -105,7 +105,7 @@ def test_ranks_make_one_tree_on_the_board_of_the_uuid() -> None:
 
 def test_what_nvidia_smi_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 71.50\necho '[N/A]'\nsleep 0.3\necho 300.25\nsleep 60\n")
+    program.write_text("#!/bin/sh\necho 71.50\necho '[N/A]'\nsleep 0.3\necho 300.25\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with gpu.smi_averages() as found:

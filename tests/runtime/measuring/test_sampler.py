@@ -21,6 +21,7 @@ from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.runtime.measuring.sampler import (
     HOUSEKEEPING_S,
     NS_PER_S,
+    BufferStream,
     Clocks,
     SampleStream,
     SelfLimit,
@@ -204,6 +205,35 @@ def test_the_costly_stream_is_slowed_down_and_the_others_keep_their_pace() -> No
     assert [stream.slower for stream in streams] == [8, 1]
     assert set(np.diff(processes.times_ns) // MS) == {1000}
     assert set((np.diff(counter.times_ns) // MS)[-20:-1]) == {160}
+
+
+def test_what_a_device_buffered_is_recorded_once_with_its_own_times_to_the_end() -> None:
+    world = World()
+    offset_ns = 1_000 * NS_PER_S
+
+    class Meter:
+        buffered = (0, 1)
+        taken_ns = world.ns
+
+        def drain(self) -> list[tuple[int, int, float]]:
+            first = self.taken_ns // (20 * MS) + 1
+            self.taken_ns = world.ns
+            return [
+                (at * 20 * MS + offset_ns, n, float(n))
+                for at in range(first, world.ns // (20 * MS) + 1)
+                for n in (0, 1)
+            ]
+
+    records = Records()
+    buffer = BufferStream(Meter(), offset_ns, records, 50, world.clocks)  # type: ignore[arg-type]
+    counter = SampleStream(lambda: (float(world.ns // (100 * MS)),), Records(), 50, 0.2, world.clocks)  # type: ignore[arg-type]
+    start_ns = world.ns
+    run(world, [counter, buffer], 3.05)
+    zero = [at_ns for at_ns, values in records.rows if values[0] == 0]
+    assert set(np.diff(zero)) == {20 * MS}
+    assert zero[0] - start_ns <= 20 * MS
+    assert world.ns - zero[-1] < 20 * MS, "the readings of the time in which the counter was waited for belong to it"
+    assert [at_ns for at_ns, values in records.rows if values[0] == 1] == [at_ns + 1 for at_ns in zero]
 
 
 def test_the_period_is_not_doubled_for_ever() -> None:

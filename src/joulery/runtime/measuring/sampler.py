@@ -8,8 +8,8 @@ It writes ``{"ready": ...}`` to standard output after the first complete reading
 start or go on, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard input
 ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, should a fork hold the pipe.
 
-Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (busy times), ``threads`` (CPU times while a
-program records) and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one a meter, one more for what its devices buffer, ``cpu`` and ``gpu`` (busy
+times), ``threads`` (CPU times while a program records) and ``notes.jsonl``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.share import (
+    BufferedMeter,
     BusyReader,
     CpuShare,
     GpuShare,
@@ -36,7 +37,7 @@ from joulery.runtime.measuring.share import (
     TreeReader,
 )
 from joulery.store.run.channels import channel_to_dict
-from joulery.store.run.samples import SUFFIX, Appender, SampleWriter
+from joulery.store.run.samples import BUFFER_COLUMNS, SUFFIX, Appender, SampleWriter
 
 NS_PER_S = 1_000_000_000
 HOUSEKEEPING_S = 0.2
@@ -50,6 +51,8 @@ RECORDING = ".recording"
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
+BUFFER_S = 0.5
+"""Interval at which a device's buffer of power readings, and the counter that it refines, are read."""
 LONGEST_PERIOD_S = 1.0
 CLOCK_TOLERANCE_S = 0.05
 
@@ -145,6 +148,38 @@ class ThreadStream(SampleStream):
         self._not_before_ns = now_ns + round((self._clocks.cpu_s() - before_s) / THREADS_RATIO * NS_PER_S)
 
 
+class BufferStream(SampleStream):
+    """Power readings that the devices of a meter have buffered: one record a reading.
+
+    Args:
+        meter: Keeps them.
+        offset_ns: Unix minus monotonic nanoseconds.
+        writer: Destination of the records.
+        every: Ticks between two looks.
+    """
+
+    def __init__(
+        self,
+        meter: BufferedMeter,
+        offset_ns: int,
+        writer: SampleWriter,
+        every: int,
+        clocks: Clocks = CLOCKS,
+        name: str = "",
+    ) -> None:
+        super().__init__(tuple, writer, every, clocks=clocks, name=name)
+        self._meter, self._offset_ns = meter, offset_ns
+        self._stamp_ns = -1
+
+    def sample(self) -> None:
+        """Take what came since the last look. Readings of one moment get stamps a nanosecond apart."""
+        before_s = self._cpu_s()
+        for unix_ns, channel, watts in self._meter.drain():
+            self._stamp_ns = max(unix_ns - self._offset_ns, self._stamp_ns + 1)
+            self.writer.record(self._stamp_ns, (channel, watts))
+        self.cost_s += self._cpu_s() - before_s
+
+
 class Slowed(NamedTuple):
     """A stream that is read half as often from now on, and the share of a core that the sampler had used."""
 
@@ -226,6 +261,9 @@ def sample_until(
     for stream in streams:
         stream.sample()
     _linger(streams, clocks)
+    for stream in streams:
+        if isinstance(stream, BufferStream):
+            stream.sample()
     return late
 
 
@@ -386,12 +424,14 @@ class Sampler:
 
     def _meter_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:
         period_s = self._config.period_s
-        streams = []
+        streams: list[SampleStream] = []
         for number, meter in enumerate(self._meters):
             channels = meter.channels
             columns = [f"{channel.device}:{channel.component}" for channel in channels]
             update_s = min(channel.update_s for channel in channels)
-            every = max(1, round(update_s / READS_PER_UPDATE / period_s))
+            kept = meter.buffered if isinstance(meter, BufferedMeter) else ()
+            paced_s = BUFFER_S if len(kept) == len(channels) else update_s / READS_PER_UPDATE
+            every = max(1, round(paced_s / period_s))
             described: dict[str, Any] = {
                 "channels": [channel_to_dict(channel) for channel in channels],
                 "period_s": every * period_s,
@@ -403,6 +443,10 @@ class Sampler:
             slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
             linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
             streams.append(SampleStream(meter.read, writer, every, linger_s, name=name))
+            if isinstance(meter, BufferedMeter) and kept:
+                name, every = f"{name}-buffer", max(1, round(BUFFER_S / period_s))
+                buffer = self._writer(name, BUFFER_COLUMNS, {**clock, "channels_of": streams[-1].name})
+                streams.append(BufferStream(meter, self._offset_ns, buffer, every, name=name))
         return streams
 
     def _share_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:

@@ -91,6 +91,20 @@ class BusyMeter(Protocol):
 
 
 @runtime_checkable
+class BufferedMeter(Protocol):
+    """A meter whose devices keep their latest power readings."""
+
+    @property
+    def buffered(self) -> tuple[int, ...]:
+        """Its channels whose power is kept, by number."""
+        ...
+
+    def drain(self) -> list[tuple[int, int, float]]:
+        """(Unix ns, number of the channel, watts) of every reading since the last call, by time."""
+        ...
+
+
+@runtime_checkable
 class IdentifiedMeter(Protocol):
     """A meter that knows its devices by UUID."""
 

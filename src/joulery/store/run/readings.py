@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.energy.buffered import refined
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import DataError
@@ -210,7 +211,11 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
     named = {name: recording for name, recording in recordings.items() if len(recording.t_ns)}
     streams = list(named.values())
     return RunReadings(
-        traces=tuple(trace for name, recording in named.items() for trace in _traces(recording, slower(name))),
+        traces=tuple(
+            trace
+            for name, recording in named.items()
+            for trace in _refined(_traces(recording, slower(name)), _buffer_of(name, streams))
+        ),
         busy={device: times for recording in streams for device, times in _busy(recording)},
         offset_ns=next((r.header["unix_ns"] - r.header["monotonic_ns"] for r in streams), None),
         end_ns=max((int(r.t_ns[-1]) for r in streams), default=None),
@@ -293,6 +298,21 @@ def load_readings(run: Run) -> RunReadings:
     kept = {**run.manifest["read"], "notes": tuple(run.manifest["read"]["notes"])}
     threads = _threads(run.series("threads")) if "threads" in run.series_names else None
     return RunReadings(tuple(traces), times, **kept, threads=threads)
+
+
+def _buffer_of(name: str, streams: Sequence[Recording]) -> Recording | None:
+    """The power readings that the devices of a stream buffered, where there are any."""
+    return next((recording for recording in streams if recording.header.get("channels_of") == name), None)
+
+
+def _refined(traces: Iterator[PowerTrace], buffer: Recording | None) -> Iterator[PowerTrace]:
+    """Counters at the times of the buffered power readings, other traces as they are."""
+    for number, trace in enumerate(traces):
+        if buffer is None or trace.channel.kind is not ReadingKind.COUNTER:
+            yield trace
+            continue
+        mine = buffer.column("channel") == number
+        yield refined(trace, buffer.t_ns[mine], buffer.column("watts")[mine])
 
 
 def _slower(notes: Sequence[Mapping[str, Any]]) -> Callable[[str], int]:
