@@ -94,7 +94,7 @@ def play(kills: int, *, operator: bool, seed: int = 0) -> KillReport:
             for number in range(kills):
                 daemon = Daemon(folder / "site.yaml", env)
                 _looked(report, cluster, daemon)
-                if operator and number == kills - 1:
+                if operator and number == 0:
                     wait_until(lambda: _reasons(cluster), "a job that says why it waits")
                 time.sleep(chance.uniform(0.0, 2.5))
                 daemon.kill()
