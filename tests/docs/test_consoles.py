@@ -48,7 +48,7 @@ def test_the_page_shows_what_is_printed(page: str, arguments: str, text: str, mo
 
 
 def without_choice(lines: list[str]) -> list[str]:
-    """What every optimal plan has in common: headline and GPUs; of a comparison everything but the shares of ``best``."""
+    """What every optimal plan has in common: headline and GPUs; of a comparison all but the shares of ``best``."""
     if "policy" in " ".join(lines):
         return [re.sub(r"^(best .*?)[\d.]+ %", r"\1 ? %", line) for line in lines]
     return [lines[0], *(match[0] for line in lines if (match := re.match(r" +GPU \d+ ", line)))]
