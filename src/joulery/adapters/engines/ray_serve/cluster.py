@@ -31,6 +31,14 @@ _METER_S = 20.0
 """What the meter of a node may take to start and answer."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
+_RAY_DEFAULTS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
+    "RAY_worker_niceness": "0",
+    # A busy machine needs more than Ray's minute to start the dashboard, and a cluster without one is none.
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+}
+"""Ray's own settings, where the environment does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +226,7 @@ class RayCluster:
         return {**here, **self.place.environ}
 
     def _start(self) -> str:
-        # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
-        for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_worker_niceness", "0")):
+        for name, value in _RAY_DEFAULTS.items():
             os.environ.setdefault(name, value)
         try:
             import ray
@@ -247,8 +254,8 @@ class RayCluster:
                 serve.start(proxy_location="Disabled")
             else:
                 ray.init(address=place.address, **quiet)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise CapabilityError(f"the Ray cluster at {place.address!r} is not reachable: {error}") from error
+        except Exception as error:  # bare ones too, with the end of a log in them
+            raise CapabilityError(_refusal(place, error), resource="ray") from error
         self._ray, self._serve = ray, serve
         return f"http://127.0.0.1:{port}" if place.local else place.dashboard
 
@@ -267,6 +274,14 @@ class RayCluster:
         if response.is_error:
             raise ActuationError(f"Ray's dashboard answers {response.status_code}: {response.text[:500]}")
         return response
+
+
+def _refusal(place: RayPlace, error: Exception) -> str:
+    """Why there is no cluster: the first line of what Ray says, which names the log where there is more."""
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if place.local:
+        return f"a Ray cluster cannot be started on this machine: {reason}"
+    return f"the Ray cluster at {place.address!r} is not reachable: {reason}"
 
 
 def _token() -> str:
