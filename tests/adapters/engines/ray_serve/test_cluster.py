@@ -23,7 +23,7 @@ def a_ray_that(monkeypatch: pytest.MonkeyPatch, error: Exception, **environ: str
         raise error
 
     fake = SimpleNamespace(init=init, serve=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", fake)
     return seen
 
 
@@ -35,7 +35,9 @@ def a_ray_that(monkeypatch: pytest.MonkeyPatch, error: Exception, **environ: str
         (RayPlace("10.0.0.9:6379", "http://10.0.0.9:8265"), ConnectionError("refused"), ("10.0.0.9:6379", "refused")),
     ],
 )
-async def test_a_cluster_that_cannot_be_had_is_one_line(monkeypatch, place, error, facts):
+async def test_a_cluster_that_cannot_be_had_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, place: RayPlace, error: Exception, facts: tuple[str, ...]
+) -> None:
     seen = a_ray_that(monkeypatch, error)
     with pytest.raises(CapabilityError) as caught:
         await RayCluster(place).open()
@@ -44,7 +46,7 @@ async def test_a_cluster_that_cannot_be_had_is_one_line(monkeypatch, place, erro
     assert int(seen[0]) > 60, "Ray's own minute is too short on a busy machine"
 
 
-async def test_what_the_environment_says_of_ray_stands(monkeypatch):
+async def test_what_the_environment_says_of_ray_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = a_ray_that(monkeypatch, RuntimeError("no"), RAY_DASHBOARD_STARTUP_TIMEOUT_S="7")
     with pytest.raises(CapabilityError, match="no"):
         await RayCluster(RayPlace()).open()
