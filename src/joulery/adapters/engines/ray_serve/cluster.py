@@ -31,6 +31,7 @@ _METER_S = 20.0
 """What the meter of a node may take to start and answer."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
+_NO_PROXIES = "Disabled"
 _RAY_DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
@@ -109,13 +110,15 @@ class RayCluster:
         Raises:
             ActuationError: Ray refuses them, or does not answer.
         """
+        serve = (await self._ask("GET", _REST)).json()
         theirs = [
             found["deployed_app_config"]
-            for name, found in (await self.applications()).items()
+            for name, found in serve["applications"].items()
             if not name.startswith(OURS) and found.get("deployed_app_config")
         ]
-        proxies = {"proxy_location": "Disabled"} if self.place.local else {}
-        await self._ask("PUT", _REST, {**proxies, "applications": [*theirs, *applications]})
+        # A cluster's own proxies stay. Where Serve does not run yet, Ray would start one a node, at every address.
+        location = serve.get("proxy_location") or _NO_PROXIES
+        await self._ask("PUT", _REST, {"proxy_location": location, "applications": [*theirs, *applications]})
         for name in self._handles.keys() - {application["name"] for application in applications}:
             del self._handles[name]
 
@@ -251,7 +254,7 @@ class RayCluster:
                     **({"_temp_dir": place.temp_dir} if place.temp_dir else {}),
                     **quiet,
                 )
-                serve.start(proxy_location="Disabled")
+                serve.start(proxy_location=_NO_PROXIES)
             else:
                 ray.init(address=place.address, **quiet)
         except Exception as error:  # bare ones too, with the end of a log in them
