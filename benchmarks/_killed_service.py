@@ -2,8 +2,8 @@
 
 ``joulery up`` with several gateways serves models of almost no work; a policy that tries layouts on the running service
 switches every second or two. Clients send requests without a pause and read each answer. Every few seconds one process
-is killed with SIGKILL: a replica, a gateway, the engine server, or the controller, which is then started again. In the
-end what the clients counted is compared with what the service recorded.
+is killed with SIGKILL: a replica, a gateway, the engine server, the controller, which is then started again, or the
+head of a Ray cluster. In the end what the clients counted is compared with what the service recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,15 @@ from joulery.runtime.serving.requests import OUTCOMES, ROW
 from joulery.store.run.directory import open_run
 
 KILLS = ("replica", "gateway", "engine server", "controller")
+RAY_KILLS = (
+    *("Ray worker", "gateway", "Ray worker", "controller", "Ray worker", "Ray head"),
+    *("Ray worker", "gateway", "Ray worker", "controller", "Ray worker", "engine server"),
+)
+"""Kinds of processes in the order in which they are killed. A cluster of Ray takes a minute to come back."""
 ROOT = Path(__file__).parents[1]
 VARIANTS = {"small": 0.1, "middle": 0.2, "large": 0.4}
 """Milliseconds of CPU time a request."""
-PATIENCE_S = 240.0
+PATIENCE_S, RAY_PATIENCE_S = 240.0, 900.0
 _LOOK_S = 0.05
 _RETRY_S = 0.25
 """A client that was refused waits so long before its next request."""
@@ -47,7 +52,7 @@ name: killed
 mode: act
 carbon: {kind: file, path: grid.csv, zone: GB, replay: {day: "2020-06-10", duration: LENGTH s}}
 meters: {use: [cpu-model], cpu_model: {idle: 20 W, max: 60 W}}
-fleet: {cpu: {cores: 2}}
+fleet: {cpu: {FLEET}}
 services:
   - name: trivial
     family:
@@ -60,11 +65,37 @@ FAMILY
     audit: {share: 0 %}
     policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, search: clover,
              trials: {count: 8, clock: 60 s, longest: 1 s, min_requests: 20, warm_up: 0.1 s}}
-serving: {listen: "127.0.0.1:0", drain: 5 s, deadline: 60 s, gateways: {count: 3, state: state, outlive: 5 min}}
+serving: {listen: "127.0.0.1:0", drain: 5 s, deadline: 60 s, gateways: {count: 3, state: state, outlive: 5 min}ENGINE}
 """
 
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """What runs the replicas of the service.
+
+    Attributes:
+        kills: Kinds of processes in the order in which they are killed.
+        fleet, engine: Entries of the site file: the cores, and the engine where it is not the embedded one.
+        python: Interpreter of ``joulery up``.
+        environ: Its environment; None for this process's.
+        patience_s: How long the service may take to return after a kill.
+    """
+
+    kills: tuple[str, ...] = KILLS
+    fleet: str = "cores: 2"
+    engine: str = ""
+    python: str = sys.executable
+    environ: Mapping[str, str] | None = None
+    patience_s: float = PATIENCE_S
+
+    @classmethod
+    def ray(cls, python: str, environ: Mapping[str, str]) -> Below:
+        """Ray Serve on a cluster of its own; changes of the layout are changes of the mix, and keep Ray's workers."""
+        cpus = ", engine: {kind: ray, cpus: 4}"
+        return cls(RAY_KILLS, "slices: [1, 1]", cpus, python, environ, RAY_PATIENCE_S)
 
 
 @dataclass(slots=True)
@@ -111,11 +142,12 @@ class Clients:
         port: Where the gateways listen.
         connections: How many.
         pause_s: Between two requests of a connection.
+        patience_s: How long answers may fail to come.
     """
 
-    def __init__(self, port: int, connections: int, pause_s: float) -> None:
+    def __init__(self, port: int, connections: int, pause_s: float, patience_s: float = PATIENCE_S) -> None:
         self.counts = Counts()
-        self._port, self._pause_s = port, pause_s
+        self._port, self._pause_s, self._patience_s = port, pause_s, patience_s
         self._ended, self._refused = asyncio.Event(), [False] * connections
         self._connections: list[Connection | None] = [None] * connections
         self._tasks = [asyncio.create_task(self._client(index)) for index in range(connections)]
@@ -133,7 +165,7 @@ class Clients:
             TimeoutError: They never had.
         """
         until = self.counts.answered + count
-        await eventually(lambda: self.counts.answered >= until, f"{count} more answers")
+        await eventually(lambda: self.counts.answered >= until, f"{count} more answers", self._patience_s)
 
     async def _client(self, index: int) -> None:
         number = 0
@@ -205,13 +237,13 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     return int(head.split(b" ", 2)[1]), await reader.readexactly(length), b"connection: close" in head
 
 
-async def eventually(condition: Callable[[], Any], what: str) -> None:
+async def eventually(condition: Callable[[], Any], what: str, patience_s: float) -> None:
     """Wait until something is true.
 
     Raises:
         TimeoutError: It never was.
     """
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end_s:
             raise TimeoutError(f"{what} never came")
@@ -223,10 +255,11 @@ class Service:
 
     Args:
         folder: An empty folder.
+        below: What runs its replicas.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.state, self.runs = folder, folder / "state", 0
+    def __init__(self, folder: Path, below: Below) -> None:
+        self.folder, self.below, self.state, self.runs = folder, below, folder / "state", 0
         self.controller: asyncio.subprocess.Process | None = None
         self.port = 0
         variants = "\n".join(
@@ -235,6 +268,7 @@ class Service:
             for name, ms in VARIANTS.items()
         )
         site = SITE.replace("FAMILY", variants).replace("LENGTH", f"{24 * _STEP_S:g}")
+        site = site.replace("FLEET", below.fleet).replace("ENGINE", below.engine)
         (folder / "site.yaml").write_text(site)
         hours = (f"2020-06-10T{hour:02}:00Z,{100 if hour % 2 else 400}" for hour in range(24))
         (folder / "grid.csv").write_text("\n".join(("timestamp_utc,ci_lifecycle", *hours)) + "\n")
@@ -252,9 +286,15 @@ class Service:
         line += ["--json-out", str(self.folder / f"report-{self.runs}.json")]
         with (self.folder / f"up-{self.runs}.log").open("wb") as log:
             self.controller = await asyncio.create_subprocess_exec(
-                sys.executable, *line, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+                self.below.python,
+                *line,
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.below.environ,
             )
-        await eventually(self._listens, "a controller that answers")
+        await eventually(self._listens, "a controller that answers", self.below.patience_s)
 
     def _listens(self) -> bool:
         said = (self.folder / f"up-{self.runs}.log").read_text(errors="replace")
@@ -269,7 +309,8 @@ class Service:
         """Kill a process of a kind; a controller is started again.
 
         Raises:
-            RuntimeError: There is none, or the next controller ended.
+            RuntimeError: The next controller ended.
+            TimeoutError: There is none.
         """
         if what == "controller":
             assert self.controller is not None
@@ -278,10 +319,16 @@ class Service:
             await asyncio.sleep(1.0)  # the gateways serve without a controller
             await self.start()
             return
-        victims = self._processes(what)
-        if not victims:
-            raise RuntimeError(f"there is no {what} to kill")
-        victims[self.runs % len(victims)].kill()
+        victims: list[psutil.Process] = []
+
+        def found() -> bool:
+            with suppress(OSError, ValueError, psutil.Error):  # an engine server that comes up
+                victims[:] = self._processes(what)
+            return bool(victims)
+
+        await eventually(found, f"a {what} to kill", self.below.patience_s)
+        with suppress(psutil.NoSuchProcess):
+            victims[self.runs % len(victims)].kill()
 
     def _processes(self, what: str) -> list[psutil.Process]:
         """The processes of a kind."""
@@ -290,6 +337,9 @@ class Service:
             return [engine]
         if what == "replica":
             return [one for one in engine.children() if "joulery.adapters.engines.embedded.worker" in one.cmdline()]
+        if what.startswith("Ray"):
+            name = "gcs_server" if what == "Ray head" else "ray::ServeReplica"
+            return [one for one in engine.children(recursive=True) if name in " ".join(one.cmdline()[:1])]
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -305,7 +355,7 @@ class Service:
         """
         assert self.controller is not None
         self.controller.send_signal(signal.SIGINT)
-        if await asyncio.wait_for(self.controller.wait(), PATIENCE_S):
+        if await asyncio.wait_for(self.controller.wait(), self.below.patience_s):
             raise RuntimeError(f"joulery up failed: {(self.folder / f'up-{self.runs}.log').read_text()[-500:]}")
 
     def clear(self) -> None:
@@ -407,6 +457,7 @@ async def play(
     connections: int = 16,
     pause_s: float = 0.0,
     answers_between: int = 500,
+    below: Below = Below(),
 ) -> Played:
     """Serve, kill and count until there were enough requests, switches and kills.
 
@@ -418,20 +469,21 @@ async def play(
         connections: Clients.
         pause_s: Pause between two requests of a client.
         answers_between: Answers between two kills at least.
+        below: What runs the replicas.
 
     Raises:
         TimeoutError: The service did not return after a kill.
         RuntimeError: A process failed.
     """
-    service, began_s = Service(folder), time.monotonic()
+    service, began_s = Service(folder, below), time.monotonic()
     done: Counter[str] = Counter()
     try:
         await service.start()
-        clients = Clients(service.port, connections, pause_s)
+        clients = Clients(service.port, connections, pause_s, below.patience_s)
         try:
             await clients.more(answers_between)
             while done.total() < kills or clients.counts.requests < requests or service.switches() < switches:
-                what = KILLS[done.total() % len(KILLS)]
+                what = below.kills[done.total() % len(below.kills)]
                 await service.kill(what)
                 done[what] += 1
                 left = max(0, kills - done.total())

@@ -9,9 +9,20 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import Result
-from benchmarks._killed_service import KILLS, Played, play
+from benchmarks._killed_service import Played, play
 
 REQUESTS, SWITCHES, KILLED, CONNECTIONS, PAUSE_S = 200_000, 200, 24, 16, 0.03
+TITLE = "Kills: each request answered once, and counted once"
+FOLLOWED = (
+    f"{CONNECTIONS} connections of the benchmark's own client, each request with its own id and number. The benchmark "
+    "starts a killed controller again, joulery the other processes. Without an engine server, and where a request has "
+    "waited for its deadline, gateways answer 503 with Retry-After. A client whose connection breaks with its gateway "
+    "opens another and sends its request once more. Recorded are the rows in the run folders of all controllers."
+)
+NOTE = (
+    "`joulery up` with three gateways on one port, two cores, and a search by trials that changes the layout every "
+    f"second or two. Replicas, gateways, the engine server and the controller are killed in turn. {FOLLOWED}"
+)
 
 
 def run() -> Result:
@@ -31,13 +42,13 @@ def run() -> Result:
         return result(loop.run(asked))
 
 
-def result(found: Played) -> Result:
+def result(found: Played, title: str = TITLE, note: str = NOTE) -> Result:
     """The table of a play."""
     counts, recorded = found.counts, found.recorded
-    kills = ", ".join(f"{what} {found.kills[what]}" for what in KILLS)
+    kills = ", ".join(f"{what} {number}" for what, number in found.kills.items())
     statuses = ", ".join(f"{count:,} with {status}" for status, count in sorted(counts.statuses.items()))
     return Result(
-        "Kills: each request answered once, and counted once",
+        title,
         ("what", "figure"),
         [
             ["requests", f"{counts.requests:,} in {found.duration_s:,.0f} s"],
@@ -51,14 +62,7 @@ def result(found: Played) -> Result:
             ["recorded by the service: refused", f"{found.refused_by_record:,}"],
             ["recorded by the service: cut off with their gateway", str(recorded["cancelled"])],
         ],
-        notes=(
-            "`joulery up` with three gateways on one port, two cores, and a search by trials that changes the layout "
-            f"every second or two; {CONNECTIONS} connections of the benchmark's own client, each request with its own "
-            "id and number. Replicas, gateways, the engine server and the controller are killed in turn; the benchmark "
-            "starts the controller again, joulery the others. Without an engine server gateways answer 503 with "
-            "Retry-After. A client whose connection breaks with its gateway opens another and sends its request once "
-            "more. Recorded are the rows in the run folders of all controllers together.",
-        ),
+        notes=(note,),
         checks=(
             (
                 f"0 of {REQUESTS:,} requests lost over {SWITCHES} switches: {counts.lost} of {counts.requests:,} over "

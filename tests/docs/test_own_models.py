@@ -63,9 +63,10 @@ def outline(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "outputs": outputs}
 
 
-@pytest.mark.parametrize("title", ["PyTorch", "Hugging Face"])
+@pytest.mark.parametrize("title", ["ONNX", "PyTorch", "Hugging Face"])
 def test_a_section_of_the_page_runs(title: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
+    if title != "ONNX":
+        pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
     if title == "Hugging Face":
         pytest.importorskip("transformers", reason="transformers is not installed")
     (section,) = [one for one in sections() if one.startswith(title)]

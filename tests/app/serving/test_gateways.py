@@ -1,5 +1,7 @@
 """Several gateways in the site file: what fits, what does not, and how their processes are found again."""
 
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from pydantic import ValidationError
 
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.app.serving.gateways.handle import first_unstored
-from joulery.app.serving.gateways.processes import LocalGateways, state_folder
+from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, state_folder
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
@@ -48,6 +50,17 @@ def test_grpc_has_one_port_for_all_gateways(grpc: str, gateways: dict[str, objec
     with pytest.raises(ValidationError, match=message):
         ServingConfig.model_validate({"grpc": grpc, "gateways": gateways})
     assert ServingConfig.model_validate({"grpc": "127.0.0.1:1", "gateways": {}}).grpc == "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(("joined", "ago_s", "ended"), [(False, 20.0, False), (False, 90.0, True), (True, 20.0, True)])
+def test_a_gateway_that_still_starts_is_not_silent(tmp_path: Path, joined: bool, ago_s: float, ended: bool) -> None:
+    """A busy machine takes long to start it: it was killed after 6 s, twice, and the service did not come up."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        one = LocalGateway("gateway-1", "127.0.0.1:1", process, process.pid, time.monotonic() - ago_s, 1, joined)
+        remarks = LocalGateways(tmp_path, serving(), [one]).supervise(())
+        assert bool(remarks) is ended
+        assert not ended or process.wait(30) == -9
+        process.kill()
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:

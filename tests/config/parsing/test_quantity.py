@@ -132,7 +132,7 @@ def test_a_flag_takes_a_quantity_above_zero():
 
 
 def test_percent_is_offered_where_a_share_above_one_was_written():
-    for text, hint in [("75.1", "did you mean 75.1 %?"), ("100", "did you mean 100 %?"), ("101", "")]:
+    for text, hint in [("75.1", "did you mean 75.1 %?"), ("100", "did you mean 100 %?"), ("101", ""), ("110 %", "")]:
         with pytest.raises(ValidationError) as caught:
             Everything(share=text)
         assert caught.value.errors()[0]["ctx"]["hint"] == hint

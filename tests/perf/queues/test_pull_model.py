@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.perf.queues.pull_model import predict
+from joulery.perf.queues.pull_model import _idle_wait, predict
 from joulery.sim.core.arrivals import poisson
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.fifo_pull import PullInstance, Requests, metrics, pull
@@ -105,6 +105,17 @@ def test_the_more_demand_the_less_of_it_the_slowest_answer(edges, rate_rps):
     slowest = max((host + gpu, at) for at, (count, host, gpu) in enumerate(edges) if count)[1]
     less, more = (predicted(counts, host_s, gpu_s, rate).share[slowest] for rate in (rate_rps, 1.3 * rate_rps))
     assert more <= less + 1e-6
+
+
+@given(POOLS, RATES)
+def test_the_rates_of_the_instances_add_up_to_the_demand(edges, rate_rps):
+    counts, host_s, gpu_s = (one(column) for column in zip(*edges, strict=True))
+    service_s, rate = host_s + gpu_s, one([rate_rps])
+    wait_s = float(_idle_wait(counts, service_s, rate)[0])
+    if rate_rps < float((counts / service_s).sum()):
+        assert float((counts / (wait_s + service_s)).sum()) == pytest.approx(rate_rps, rel=1e-9)
+    else:
+        assert wait_s == 0.0, "beyond the capacity nothing waits for work"
 
 
 def test_in_a_mixed_pool_more_demand_may_bring_the_95th_percentile_forward():

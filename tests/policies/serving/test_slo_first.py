@@ -16,11 +16,12 @@ from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo, SloScope
 from joulery.perf.layouts import Predictor, batched_within
+from joulery.policies.serving import predictive_search
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
 from joulery.policies.serving.slo_first import NO_THREAT, VariantScaler, admission, present_rps, slowdown, threat
 from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
@@ -175,6 +176,23 @@ def test_the_accuracy_floor_holds_in_a_burst_unless_the_user_says_otherwise(floo
     outcome, _ = play(free, step_of(20.0, 400.0), until_s=70.0)
     assert outcome.attainment_ratio >= 0.99 and outcome.refused == 0
     assert np.mean([ACCURACY[name] for name in outcome.variant if name]) < floor
+
+
+def test_the_leanest_layout_is_that_of_the_search_and_of_the_objectives_asked(monkeypatch):
+    """A policy asks every second: judged once a search, and another search or another floor is judged anew."""
+    judged = []
+    monkeypatch.setattr(
+        predictive_search, "leanest_layout", lambda found, *rest: judged.append(rest) or leanest_layout(found, *rest)
+    )
+    made = policy()
+    goals, search = made.objectives, made.search
+    accurate = replace(goals, minimum_accuracy_ratio=max(search.predictor.accuracy_ratio.values()))
+    for _ in range(2):
+        assert set(search.leanest(goals).counts) == {"small"} and set(search.leanest(accurate).counts) == {"large"}
+    assert len(judged) == 2
+    other = replace(search, candidates=tuple(one for one in search.candidates if "small" not in one.counts))
+    assert set(other.leanest(goals).counts) == {"medium"} and set(search.leanest(goals).counts) == {"small"}
+    assert len(judged) == 3
 
 
 def test_the_leanest_mix_at_a_floor_is_a_pair_of_variants():

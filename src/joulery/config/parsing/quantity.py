@@ -172,15 +172,15 @@ class Quantity:
             raise _wrong_unit(f"{value}", "", self.dimension)
         else:
             number = _as_float(value, self.dimension)
-        self._check_range(number)
+        self._check_range(number, bare=not str(value).strip().endswith("%"))
         return number
 
-    def _check_range(self, number: float) -> None:
+    def _check_range(self, number: float, *, bare: bool) -> None:
         if number < self.low or (self.open_low and number == self.low):
             least = "above" if self.open_low else "at least"
             raise problem(f"must be {least} {self._show(self.low)}", expected=str(self.dimension))
         if number > self.high:
-            hint = f"did you mean {number:g} %?" if self.dimension is RATIO and number <= 100 else ""
+            hint = f"did you mean {number:g} %?" if self.dimension is RATIO and bare and number <= 100 else ""
             raise problem(f"must be at most {self._show(self.high)}", expected=str(self.dimension), hint=hint)
 
     def _show(self, number: float) -> str:

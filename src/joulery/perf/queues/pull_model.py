@@ -21,6 +21,8 @@ from joulery.domain.arrays import FloatArray
 
 _STEPS = 26
 """Halvings of each interval: relative precision 1e-7."""
+_NEWTON_STEPS = 5
+"""Relative precision 1e-10 where service times differ by a factor of 1000, and more where they differ by less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,14 +87,19 @@ def predict(
 
 
 def _idle_wait(counts: FloatArray, service: FloatArray, rate: FloatArray) -> FloatArray:
-    """How long an instance waits for work, by halving; 0 where the demand exceeds the capacity."""
-    low = np.zeros(np.broadcast_shapes(counts.shape[:-1], service.shape[:-1], rate.shape[:-1]))[..., None]
-    high = np.broadcast_to(counts.sum(axis=-1, keepdims=True) / rate, low.shape)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        served = (counts / (middle + service)).sum(axis=-1, keepdims=True)
-        low, high = np.where(served > rate, middle, low), np.where(served > rate, high, middle)
-    return np.asarray((low + high) / 2, np.float64)
+    """How long an instance waits for work; 0 where the demand exceeds the capacity.
+
+    The time between two requests, ``1 / sum(counts / (wait + service))``, is concave in the wait, and linear where all
+    services take equally long: Newton's steps approach the solution from below and never pass it.
+    """
+    shape = np.broadcast_shapes(counts.shape[:-1], service.shape[:-1], rate.shape[:-1])
+    wait: FloatArray = np.zeros(shape)[..., None]
+    for _ in range(_NEWTON_STEPS):
+        each = wait + service
+        speed = counts / each
+        served = speed.sum(axis=-1, keepdims=True)
+        wait = np.maximum(wait + served * (served / rate - 1.0) / (speed / each).sum(axis=-1, keepdims=True), 0.0)
+    return wait
 
 
 def _waiting(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from joulery.domain.errors import InfeasibleError
@@ -33,6 +33,34 @@ class PredictedChoice:
     tried: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeanestMemo:
+    """The leanest layouts of one search: a policy asks for them every second, and they change with the objectives."""
+
+    _found: dict[tuple[float, frozenset[str]], Layout] = field(default_factory=dict)
+
+    def layout(
+        self,
+        candidates: tuple[Layout, ...],
+        predictor: Predictor,
+        minimum_accuracy_ratio: float,
+        unknown: Collection[str] = (),
+    ) -> Layout:
+        """See :func:`leanest_layout`; the same candidates and predictor in every call.
+
+        Args:
+            candidates: The layouts of the search.
+            predictor: The profile of the search.
+            minimum_accuracy_ratio: What the layout keeps when all replicas are busy.
+            unknown: Variants of unknown times: none of theirs, where there are others.
+        """
+        key = (minimum_accuracy_ratio, frozenset(unknown))
+        if key not in self._found:
+            known = known_layouts(candidates, unknown)
+            self._found[key] = leanest_layout(known, predictor, minimum_accuracy_ratio)
+        return self._found[key]
+
+
 @dataclass(frozen=True, slots=True)
 class PredictiveSearch:
     """Chooses the layout with the best predicted score within the SLO and the accuracy floor.
@@ -50,6 +78,7 @@ class PredictiveSearch:
     objective: Objective
     min_requests: int = 20
     gain: float = 0.0
+    _leanest: LeanestMemo = field(default_factory=LeanestMemo, init=False, repr=False, compare=False)
 
     name = "variants"
 
@@ -132,8 +161,7 @@ class PredictiveSearch:
             goals: The objectives.
             unknown: Variants of unknown times: none of theirs, where there are others.
         """
-        candidates = known_layouts(self.candidates, unknown)
-        return leanest_layout(candidates, self.predictor, goals.minimum_accuracy_ratio)
+        return self._leanest.layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio, unknown)
 
     def _score(self, metrics: LayoutMetrics, goals: ServiceObjectives, g_per_kwh: float) -> float:
         return self.objective.score(metrics.accuracy_ratio, metrics.energy_j, g_per_kwh, goals.lambda_ratio)

@@ -31,7 +31,7 @@ from joulery.policies.serving.learning_search import LearningBudget, LearningSea
 from joulery.policies.serving.messages import ms, quantile
 from joulery.policies.serving.objective import Objective, ServiceObjectives
 from joulery.policies.serving.observation import Observation
-from joulery.policies.serving.predictive_search import known_layouts, leanest_layout
+from joulery.policies.serving.predictive_search import LeanestMemo
 from joulery.policies.serving.state import RandomState, ServiceState
 from joulery.policies.serving.trials import MeasuredLayout, TrialBudget
 
@@ -111,6 +111,8 @@ class TrialSearch:
     space: LayoutSpace = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     _fits: FittedServices = field(default_factory=FittedServices, repr=False, compare=False)
     _annealing: AnnealingMemo = field(default_factory=AnnealingMemo, repr=False, compare=False)
+    _leanest: LeanestMemo = field(default_factory=LeanestMemo, init=False, repr=False, compare=False)
+    _measured: bool = field(default=False, init=False, repr=False, compare=False)
 
     name = "trials"
 
@@ -119,6 +121,7 @@ class TrialSearch:
             ordered = sorted(self.accuracy_ratio, key=lambda name: (self.accuracy_ratio[name], name))
             space = LayoutSpace.of(self.menu, ordered, self.disabled, self.devices, alike=self.alike)
             object.__setattr__(self, "space", space)
+        object.__setattr__(self, "_measured", self._profiled(self.space)[0] is not None)
 
     @property
     def candidates(self) -> tuple[Layout, ...]:
@@ -297,10 +300,9 @@ class TrialSearch:
             goals: The objectives.
             unknown: Variants of unknown times: none of theirs, where there are others.
         """
-        if self.predictor is None or self._profiled(self.space)[0] is None:
+        if self.predictor is None or not self._measured:
             return None
-        candidates = known_layouts(self.candidates, unknown)
-        return leanest_layout(candidates, self.predictor, goals.minimum_accuracy_ratio)
+        return self._leanest.layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio, unknown)
 
     def _score(
         self, goals: ServiceObjectives, baseline: MeasuredLayout, g_per_kwh: float

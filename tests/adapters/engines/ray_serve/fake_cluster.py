@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
@@ -19,6 +20,14 @@ def _fail_to_read() -> None:
     raise ValueError("it cannot be read")
 
 
+def _fail_twice(file: Path) -> None:
+    """Fail unless the file has two lines of earlier attempts."""
+    before = file.read_text() if file.exists() else ""
+    file.write_text(f"{before}{os.getpid()}\n")
+    if before.count("\n") < 2:
+        raise CapabilityError("the current node timed out during startup", resource="ray")
+
+
 class FakeCluster:
     """Has the methods of a cluster; its replicas answer their own tensors."""
 
@@ -27,6 +36,8 @@ class FakeCluster:
         self.declared: dict[str, Any] = {}
 
     async def open(self) -> None:
+        if "tries" in self.place.environ:
+            _fail_twice(Path(self.place.environ["tries"]))
         if self.place.address == "nowhere":
             raise CapabilityError("the Ray cluster at 'nowhere' is not reachable", resource="ray", grant="start it")
 

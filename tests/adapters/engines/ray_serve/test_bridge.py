@@ -5,6 +5,7 @@ import os
 import signal
 
 import numpy as np
+import psutil
 import pytest
 
 from joulery.adapters.engines.ray_serve.bridge import RayBridge
@@ -77,6 +78,29 @@ async def test_a_cluster_that_cannot_be_joined_is_its_own_error():
     with pytest.raises(CapabilityError, match="nowhere"):
         await made.open()
     assert made.lost == ""
+    await made.close()
+
+
+@pytest.mark.parametrize(("address", "attempts"), [("local", 3), ("10.0.0.9:6379", 1)])
+async def test_a_cluster_that_does_not_start_in_time_is_started_again_in_another_process(tmp_path, address, attempts):
+    """Ray gives its node half a minute: too little on a busy machine. One elsewhere is not started here."""
+    made = RayBridge(RayPlace(address=address, environ={"tries": str(tmp_path / "tries")}), FAKE)
+    if attempts == 1:
+        with pytest.raises(CapabilityError, match="timed out"):
+            await made.open()
+    else:
+        await made.open()
+        assert await made.applications() == {}
+    tried = (tmp_path / "tries").read_text().split()
+    assert len(tried) == len(set(tried)) == attempts
+    assert all(not psutil.pid_exists(int(pid)) for pid in tried[:2]), "what a failed attempt has started ends with it"
+    await made.close()
+
+
+async def test_a_package_that_is_missing_is_not_waited_for():
+    made = RayBridge(RayPlace(), "tests.adapters.engines.ray_serve.fake_cluster:NoCluster")
+    with pytest.raises(CapabilityError, match="not reachable"):
+        await made.open()
     await made.close()
 
 

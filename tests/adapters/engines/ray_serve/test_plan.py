@@ -98,16 +98,18 @@ def test_an_error_crosses_processes_as_it_was():
 class Rest:
     """A dashboard that knows a foreign application and remembers what is declared."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxies: str | None = "HeadOnly") -> None:
         self.declared: list[dict] = []
         self.status = 200
+        self.proxies = proxies
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if request.method == "PUT":
             self.declared.append(json.loads(request.content))
         theirs = {"deployed_app_config": {"name": "theirs", "import_path": "x:y"}}
         ours = {"deployed_app_config": {"name": f"{OURS}old"}}
-        return httpx.Response(self.status, json={"applications": {"theirs": theirs, f"{OURS}old": ours}})
+        found = {"theirs": theirs, f"{OURS}old": ours}
+        return httpx.Response(self.status, json={"proxy_location": self.proxies, "applications": found})
 
 
 def joined(rest: Rest) -> RayCluster:
@@ -121,10 +123,20 @@ async def test_applications_of_others_are_declared_again_as_they_were():
     cluster = joined(rest)
     await cluster.declare([{"name": f"{OURS}new"}])
     assert [app["name"] for app in rest.declared[0]["applications"]] == ["theirs", f"{OURS}new"]
-    assert "proxy_location" not in rest.declared[0], "a cluster's own proxies stay as they are"
+    assert rest.declared[0]["proxy_location"] == "HeadOnly", "a cluster's own proxies stay as they are"
     rest.status = 500
     with pytest.raises(ActuationError, match="answers 500"):
         await cluster.declare([])
+    assert cluster._client is not None
+    await cluster._client.aclose()
+
+
+async def test_joining_a_cluster_without_serve_starts_no_proxy():
+    """Ray's own default is a proxy on every node, listening at 0.0.0.0."""
+    rest = Rest(proxies=None)
+    cluster = joined(rest)
+    await cluster.declare([{"name": f"{OURS}new"}])
+    assert rest.declared[0]["proxy_location"] == "Disabled"
     assert cluster._client is not None
     await cluster._client.aclose()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from joulery.adapters.engines.embedded.wire import unpack_error
 from joulery.adapters.engines.ray_serve.cluster import RayCluster, RayPlace, ReplicaGoneError
-from joulery.domain.errors import ActuationError
+from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import InferRequest
 
 LENGTH = struct.Struct("!Q")
@@ -31,6 +31,8 @@ ANSWER = struct.Struct("!QQ")
 CLUSTER = "joulery.adapters.engines.ray_serve.cluster:RayCluster"
 _CLOSE_S = 30.0
 """What a cluster that is left may take."""
+STARTS = 3
+"""Attempts to start a local cluster: Ray gives its node half a minute, too little on a busy machine."""
 
 
 class RayBridge:
@@ -62,6 +64,17 @@ class RayBridge:
         """
         if self._writer is not None:
             return
+        for left in reversed(range(STARTS if self.place.local else 1)):
+            try:
+                await self._open()
+            except CapabilityError as error:
+                if error.grant or not left:  # a package that is missing is not a matter of time
+                    raise
+            else:
+                return
+
+    async def _open(self) -> None:
+        """One attempt, in a child of its own: what a failed one has started ends with it."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = _spawn(theirs.fileno(), self._cluster)

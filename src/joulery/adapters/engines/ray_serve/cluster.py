@@ -31,6 +31,15 @@ _METER_S = 20.0
 """What the meter of a node may take to start and answer."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
+_NO_PROXIES = "Disabled"
+_RAY_DEFAULTS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
+    "RAY_worker_niceness": "0",
+    # A busy machine needs more than Ray's minute to start the dashboard, and a cluster without one is none.
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+}
+"""Ray's own settings, where the environment does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +110,15 @@ class RayCluster:
         Raises:
             ActuationError: Ray refuses them, or does not answer.
         """
+        serve = (await self._ask("GET", _REST)).json()
         theirs = [
             found["deployed_app_config"]
-            for name, found in (await self.applications()).items()
+            for name, found in serve["applications"].items()
             if not name.startswith(OURS) and found.get("deployed_app_config")
         ]
-        proxies = {"proxy_location": "Disabled"} if self.place.local else {}
-        await self._ask("PUT", _REST, {**proxies, "applications": [*theirs, *applications]})
+        # A cluster's own proxies stay. Where Serve does not run yet, Ray would start one a node, at every address.
+        location = serve.get("proxy_location") or _NO_PROXIES
+        await self._ask("PUT", _REST, {"proxy_location": location, "applications": [*theirs, *applications]})
         for name in self._handles.keys() - {application["name"] for application in applications}:
             del self._handles[name]
 
@@ -218,8 +229,7 @@ class RayCluster:
         return {**here, **self.place.environ}
 
     def _start(self) -> str:
-        # Replicas at nice 15, as Ray would have them, lose against everything else that runs.
-        for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_worker_niceness", "0")):
+        for name, value in _RAY_DEFAULTS.items():
             os.environ.setdefault(name, value)
         try:
             import ray
@@ -244,11 +254,11 @@ class RayCluster:
                     **({"_temp_dir": place.temp_dir} if place.temp_dir else {}),
                     **quiet,
                 )
-                serve.start(proxy_location="Disabled")
+                serve.start(proxy_location=_NO_PROXIES)
             else:
                 ray.init(address=place.address, **quiet)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise CapabilityError(f"the Ray cluster at {place.address!r} is not reachable: {error}") from error
+        except Exception as error:  # bare ones too, with the end of a log in them
+            raise CapabilityError(_refusal(place, error), resource="ray") from error
         self._ray, self._serve = ray, serve
         return f"http://127.0.0.1:{port}" if place.local else place.dashboard
 
@@ -267,6 +277,14 @@ class RayCluster:
         if response.is_error:
             raise ActuationError(f"Ray's dashboard answers {response.status_code}: {response.text[:500]}")
         return response
+
+
+def _refusal(place: RayPlace, error: Exception) -> str:
+    """Why there is no cluster: the first line of what Ray says, which names the log where there is more."""
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if place.local:
+        return f"a Ray cluster cannot be started on this machine: {reason}"
+    return f"the Ray cluster at {place.address!r} is not reachable: {reason}"
 
 
 def _token() -> str:

@@ -36,7 +36,8 @@ from joulery.runtime.process import process_command
 from joulery.store.files import disk_errors
 
 ENGINE_PROGRAM = "joulery.app.serving.gateways.engine_process"
-_START_S = 30.0
+_START_S = 60.0
+"""What an engine server or a gateway may take to start, on a busy machine too."""
 _LOOK_S = 0.05
 _ORPHAN_S = 60.0
 """A gateway of this machine ends when its engine server was away for so long."""
@@ -161,6 +162,7 @@ class LocalGateway:
         pid: Its process; 0 before there is one.
         alive_s: When it was last seen joined, on the monotonic clock.
         starts: How often this controller started it.
+        answers: Whether its process has joined; one that still starts is not silent.
     """
 
     name: str
@@ -169,6 +171,7 @@ class LocalGateway:
     pid: int = 0
     alive_s: float = -1e9
     starts: int = 0
+    answers: bool = False
 
     @property
     def running(self) -> bool:
@@ -216,7 +219,7 @@ class LocalGateways:
         for one in self.gateways:
             known = there.pop(one.name, None)
             if known is not None and known.start == self._start_of(one):
-                one.pid, one.alive_s = known.pid, time.monotonic()
+                one.pid, one.alive_s, one.answers = known.pid, time.monotonic(), True
             elif known is not None:
                 _terminate(known.pid)
         for surplus in there.values():
@@ -260,10 +263,11 @@ class LocalGateways:
         for one in () if self.stopped else self.gateways:
             status = joined.get(one.name)
             if status is not None and (not one.pid or status.pid == one.pid):
-                one.alive_s = now_s - status.silent_s
+                one.alive_s, one.answers = now_s - status.silent_s, True
             if one.running:
-                if now_s - one.alive_s > SILENT_S:
-                    remarks.append(f"{one.name} has not answered for {SILENT_S:g} s: it is ended and started again")
+                patience_s = SILENT_S if one.answers else _START_S  # a busy machine takes seconds to import it
+                if now_s - one.alive_s > patience_s:
+                    remarks.append(f"{one.name} has not answered for {patience_s:g} s: it is ended and started again")
                     with suppress(ProcessLookupError):
                         os.kill(one.pid, signal.SIGKILL)
                     one.alive_s = now_s
@@ -315,7 +319,7 @@ class LocalGateways:
         command = (*self._arguments(one), "--start", self._start_of(one))
         command = process_command("joulery", *command)
         one.process = _spawn(command, self.folder / f"{one.name}.log", self.folder)
-        one.pid, one.alive_s = one.process.pid, time.monotonic()
+        one.pid, one.alive_s, one.answers = one.process.pid, time.monotonic(), False
         one.starts += 1
 
     def _start_of(self, one: LocalGateway) -> str:

@@ -1,0 +1,44 @@
+"""The same on Ray Serve: Ray's workers and the head of its cluster are killed too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from benchmarks import Result
+from benchmarks._killed_service import Below, play
+from benchmarks.gateway import ROOT, ray_python
+from benchmarks.kills import CONNECTIONS, FOLLOWED, REQUESTS, SWITCHES, result
+
+KILLED = 12
+"""Each kind once at least, Ray's workers six times."""
+TITLE = "Kills on Ray Serve: each request answered once, and counted once"
+NOTE = (
+    "`joulery up` with three gateways on one port and Ray Serve on a cluster that it starts, two replicas, and a "
+    "search by trials that changes the mix. A Ray worker is a replica's process; the head is the cluster's control "
+    f"process (GCS), without which joulery starts another cluster. {FOLLOWED}"
+)
+
+
+def run() -> Result:
+    """One run, until there were enough requests, changes of the layout and kills."""
+    here = os.pathsep.join(entry for entry in (str(ROOT / "src"), str(ROOT), *sys.path) if entry)
+    with (
+        tempfile.TemporaryDirectory(prefix="jb-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
+    ):
+        environ = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": here, "JOULERY_CACHE": str(Path(folder) / "cache")}
+        asked = play(
+            Path(folder),
+            requests=int(os.environ.get("JOULERY_KILLS_REQUESTS", REQUESTS)),
+            switches=SWITCHES,
+            kills=KILLED,
+            connections=CONNECTIONS,
+            below=Below.ray(str(ray_python()), os.environ | environ),
+        )
+        return result(loop.run(asked), TITLE, NOTE)
