@@ -80,7 +80,7 @@ def run() -> Result:
             f"{', '.join(f'{scale:g} x at {rate:g} /s' for scale, rate in CASES)}. Batch: {ANSWERS} answers of 200 "
             f"tokens in the mean (exponential), up to {BATCH} at once, SLO {SLO_S[0]:g} and {SLO_S[1]:g} s (99 %), "
             f"{', '.join(f'{rate:g}' for rate in RATES_RPS)} /s. Two seeds each. In bursts the rate is four times as "
-            "high for a sixth (one at a time) or half (batch) of the time, at the same mean rate.",
+            "high for a sixth (one at a time) or a fifth (batch) of the time, at the same mean rate.",
             "`busy-idle` is 1000 MHz while there is work and 200 MHz while there is none, `power-cap` 1000 MHz and the "
             "highest, `race-to-idle` the highest and 200. `predictive` has measured curves, `predictive-assumed` those "
             "of a device without a profile. A trace is judged if `busy-idle` keeps 99 % on it.",
