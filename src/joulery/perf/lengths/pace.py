@@ -114,7 +114,7 @@ class OnlinePace:
         self._prior = (constant_s, per_read_s, per_token_s)
         # The prior counts as completions on its own plane: short and long answers, one of them to a long prompt.
         self._assumed: tuple[float, ...] = (0.0,) * 9
-        self._seen = self._assumed
+        self._seen: tuple[float, ...] = (0.0,) * 9
         for read, written in ((20.0, 10.0), (20.0, 300.0), (1000.0, 100.0)):
             self._assumed = _faded_sum(self._assumed, 1.0, _moments(read, written, self.service_s(written, read)))
 
