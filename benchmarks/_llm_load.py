@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -32,7 +32,7 @@ joulery: 1
 language_models:
   - name: llm
     engine: {engine}
-    order: {{kind: {order}}}
+    order: {order}
     predictor: {{cache: {cache}}}
 serving: {{listen: "127.0.0.1:0"}}
 """
@@ -43,11 +43,13 @@ ALONE_S = 105.0
 """Requests that are answered one by one within this are the load: all orders together then take ten minutes."""
 _KNOWN = "lengths known (asked before)"
 _ORDERS = {
-    "first come first served": "fcfs",
-    "shortest predicted first": "ssjf",
-    "short answers first by a bounded time (boost)": "boost",
-    "revised while answers are written (rerank)": "rerank",
+    "first come first served": "{kind: fcfs}",
+    "shortest predicted first": "{kind: ssjf}",
+    "short answers first by a bounded time (boost)": "{kind: boost, decay: %g s}",
+    "revised while answers are written (rerank)": "{kind: rerank}",
 }
+"""Orders as a site file states them; %g is the decay, :data:`_DECAY_ANSWERS` mean answers."""
+_DECAY_ANSWERS = 30.0
 THINGS = (
     *("violins", "tides", "onions", "castles", "comets", "umbrellas", "turtles", "marathons", "ink", "canals"),
     *("marble", "skating", "beavers", "lanterns", "cotton", "harbours"),
@@ -145,13 +147,13 @@ def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALO
     """The same bursts to each order; the gain is of the default predictor over first come first served."""
     found: dict[str, list[Ended]] = {}
     read: dict[str, float] = {}
-    with serving(BUNDLED, "ssjf", cache=10_000) as served:
+    with serving(BUNDLED, "{kind: ssjf}", cache=10_000) as served:
         took_s = _alone(served.url, load, alone_s)
         load = load[: len(took_s)]
         arrival_s = bursts(took_s)
         found[_KNOWN] = asyncio.run(_play(served.url, load, arrival_s))
     for name, order in _ORDERS.items():
-        with serving(BUNDLED, order) as served:
+        with serving(BUNDLED, order.replace("%g", f"{_DECAY_ANSWERS * took_s.mean():.3g}")) as served:
             found[name] = asyncio.run(_play(served.url, load, arrival_s))
             read[name] = served.tokens_read()
     known, first, ours, *_ = found.values()
@@ -294,6 +296,22 @@ def _alone(url: str, load: Sequence[Asked], within_s: float) -> npt.NDArray[np.f
     return np.array(took_s)
 
 
+async def _streamed(client: httpx.AsyncClient, asked: dict[str, object]) -> dict[str, Any]:
+    """The usage at the end of a stream."""
+    usage: dict[str, Any] | None = None
+    said = ""
+    asked = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            said = line.removeprefix("data: ") or said
+            if line.startswith("data: {"):
+                usage = json.loads(said).get("usage") or usage
+    if usage is None or said != "[DONE]":
+        raise RuntimeError(f"a stream ended with {said[:200]}")
+    return usage
+
+
 async def _play(url: str, load: Sequence[Asked], arrival_s: npt.NDArray[np.float64]) -> list[Ended]:
     """The requests at their instants; what became of them."""
     limits = httpx.Limits(max_connections=None)
@@ -302,9 +320,7 @@ async def _play(url: str, load: Sequence[Asked], arrival_s: npt.NDArray[np.float
 
         async def one(asked: Asked, at_s: float) -> Ended:
             await asyncio.sleep(max(0.0, at_s - (time.perf_counter() - begun_s)))
-            answer = await client.post("/v1/chat/completions", json=body(asked))
-            answer.raise_for_status()
-            usage = answer.json()["usage"]
+            usage = await _streamed(client, body(asked))
             cost = usage["joulery"]
             return Ended(
                 at_s,

@@ -99,4 +99,5 @@ def executed(checks: Checks) -> None:
     text = f"{last[-1].split(' in ')[0] if last else 'no result'}; stand-ins for NVML and MPS, not yet run on hardware"
     what = "cuts, shares, processes of slices, clocks within bounds, leased, given back, also after kill -9"
     bar = f"a joint plan executed: {what} ({', '.join(PLAYS)})"
-    checks.add("14", bar, done.returncode == 0, text)
+    ran = bool(last) and "passed" in last[-1] and "skipped" not in last[-1]  # pytest is content with skipped tests
+    checks.add("14", bar, None if done.returncode == 0 and not ran else done.returncode == 0, text)

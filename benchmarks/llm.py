@@ -66,7 +66,7 @@ def _overhead_ms() -> float:
         try:
             direct = f"http://127.0.0.1:{instant.stdout.readline().strip()}"
             engine = f'{{kind: openai, url: "{direct}", model: instant}}'
-            with serving(engine, "ssjf") as through:
+            with serving(engine, "{kind: ssjf}") as through:
                 return _difference_ms(direct, through.url)
         finally:
             instant.terminate()

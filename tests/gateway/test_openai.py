@@ -437,6 +437,10 @@ async def test_an_unknown_route_is_a_404_in_openais_form(method: str) -> None:
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+        for path in ("/v1", "/chat/completions", "/models"):  # a base_url without its last part
+            answer = await served.client.request(method, path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+            assert "/v1" in answer.json()["error"]["message"]
         served.gateway.text = None
         answer = await served.client.request(method, "/v1/models")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

@@ -4,6 +4,9 @@ Requests in one batch share every step of their engine. Between two readings of 
 requests in proportion to the tokens they moved meanwhile: one a token written, a quarter of one a token read (reading
 is done many tokens at a time). Joules of a stretch in which nothing moved wait for the next in which something does;
 the energy of an engine without a request is unattributed. Always ``requests + idle + unattributed = total``.
+
+Requests that are answered whole (embeddings) show no progress. While an engine has no others, they share its joules as
+they are used, by the tokens each was given to read.
 """
 
 from __future__ import annotations
@@ -64,6 +67,7 @@ class _Engine:
 
     requests: dict[int, _Energy] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
+    whole: dict[int, float] = field(default_factory=dict)
     pending: _Energy = field(default_factory=_Energy)
     own_ratio: float = 1.0
 
@@ -82,16 +86,22 @@ class TokenBook:
         """The sums up to the last ``settle``."""
         return EnergyTotals(self._total_j, self._idle_j, self._requests_j, self._requests_g)
 
-    def began(self, engine: str, number: int) -> None:
+    def began(self, engine: str, number: int, whole_tokens: float = 0.0) -> None:
         """A request was given to an engine; ``settle`` first.
+
+        Args:
+            engine, number: Where the request runs, and its number.
+            whole_tokens: Its tokens, if it is answered whole; 0 for a request whose progress is seen.
 
         Raises:
             DataError: It is there already.
         """
-        requests = self._engines.setdefault(engine, _Engine()).requests
-        if number in requests:
+        state = self._engines.setdefault(engine, _Engine())
+        if number in state.requests:
             raise DataError(f"request {number} began twice")
-        requests[number] = _Energy()
+        state.requests[number] = _Energy()
+        if whole_tokens > 0:
+            state.whole[number] = whole_tokens
 
     def share_engine(self, engine: str, own_ratio: float) -> None:
         """From now on this share of an engine's joules is its requests'; the rest, of other clients, is unattributed.
@@ -143,6 +153,7 @@ class TokenBook:
         state = self._engines[engine]
         spent = state.requests.pop(number)
         state.moved.pop(number, None)
+        state.whole.pop(number, None)
         if not state.requests:
             # The only request: none of its tokens was counted, and no other request did work.
             self._give(spent, state.pending, 1.0)
@@ -151,10 +162,11 @@ class TokenBook:
         return energy_j, spent.carbon_g if spent.energy_known and spent.carbon_known else None
 
     def _hand_out(self, state: _Engine) -> None:
-        weight = math.fsum(state.moved.values())
+        weights = state.whole if len(state.whole) == len(state.requests) else state.moved
+        weight = math.fsum(weights.values())
         if not weight > 0:
             return
-        for number, moved in state.moved.items():
+        for number, moved in weights.items():
             self._give(state.requests[number], state.pending, moved / weight)
         state.moved.clear()
         state.pending = _Energy()

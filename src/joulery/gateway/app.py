@@ -58,6 +58,8 @@ STATUS = {
 
 OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
 """What needs no token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+_OPENAI_PATHS = ("/v1", "/chat/completions", "/completions", "/responses", "/embeddings", "/models")
+"""What a client of language models asks whose base_url lacks /v1."""
 MONITORING_PATHS = ("/metrics", "/v2/health/ready")
 """What Prometheus and probes ask for: open as well where the site says so (``serving.open_monitoring``)."""
 
@@ -172,7 +174,7 @@ class Gateway:
                 only(scope, "POST")
                 await self._infer(scope, exchange, receive, send, service, variant)
                 return
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") or (self.text is not None and path in _OPENAI_PATHS):
                 if self.text is None:
                     raise RefusedError(404, f"no endpoint {path[:200]}: this site serves no language model")
                 await self.text(scope, exchange, receive, send)
@@ -191,7 +193,8 @@ class Gateway:
                 status, content = self._describe(parts)
                 await reply(send, exchange, status, orjson.dumps(content), [_JSON])
         except RefusedError as error:
-            document = error_document(error) if path.startswith("/v1/") else {"error": str(error)}
+            openai = path.startswith("/v1/") or path in _OPENAI_PATHS
+            document = error_document(error) if openai else {"error": str(error)}
             await reply(send, exchange, error.status, orjson.dumps(document), [_JSON, *error.headers], last=True)
 
     def _authorise(self, headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -126,7 +126,8 @@ class OpenAIRoutes:
         name = unquote(path.removeprefix("/v1/models/"))
         if path.startswith("/v1/models/") and name in owners:
             return model_document(self._created_s, name, owners[name])
-        raise RefusedError(404, f"no endpoint {path[:200]}", outcome=Outcome.UNKNOWN)
+        where = "" if path.startswith("/v1/") else "; the OpenAI API is under /v1: end base_url with it"
+        raise RefusedError(404, f"no endpoint {path[:200]}{where}", outcome=Outcome.UNKNOWN)
 
 
 class _Conversation:

@@ -46,7 +46,7 @@ def test_more_tokens_never_take_less_time_and_longer_prompts_neither(ended) -> N
     assert pace.service_s(1) <= pace.service_s(1, 1000.0)
 
 
-def test_prefill_and_decode_are_separated_and_equal_prompts_keep_the_prior() -> None:
+def test_prefill_and_decode_are_separated_and_equal_prompts_keep_the_ratio_of_the_prior() -> None:
     random, pace, alike = np.random.default_rng(5), OnlinePace(), OnlinePace(per_read_s=0.003)
     for _ in range(3000):
         tokens, read = float(random.integers(1, 400)), float(random.integers(10, 3000))
@@ -54,7 +54,7 @@ def test_prefill_and_decode_are_separated_and_equal_prompts_keep_the_prior() -> 
         alike.completed(tokens, 0.2 + 0.03 * tokens, 20.0)
     assert (pace.per_read_s, pace.per_token_s) == pytest.approx((0.001, 0.03), rel=1e-3)
     assert pace.constant_s == pytest.approx(0.2, rel=1e-2)
-    assert 0.001 < alike.per_read_s <= 0.003
+    assert alike.per_read_s / alike.per_token_s == pytest.approx(0.003 / 0.02, rel=0.01)  # at this engine's speed
     assert alike.service_s(100.0, 20.0) == pytest.approx(3.2, rel=1e-3)
 
 
@@ -89,3 +89,13 @@ def test_completions_that_are_none_are_refused() -> None:
         OnlinePace().completed(-1.0, 1.0)
     with pytest.raises(DataError):
         OnlinePace().completed(1.0, 1.0, float("inf"))
+
+
+@pytest.mark.parametrize("per_token_s", [0.002, 0.1, 1.0])
+def test_an_engine_of_any_speed_is_known_after_a_few_short_answers(per_token_s: float) -> None:
+    """What is assumed of 300 tokens once made a token of a slow engine take no time for its first hundred answers."""
+    random, pace = np.random.default_rng(0), OnlinePace()
+    for tokens in random.uniform(3.0, 48.0, 8):
+        pace.completed(tokens, per_token_s * (tokens + 5.0), 45.0)
+    assert pace.per_token_s == pytest.approx(per_token_s, rel=0.25)
+    assert pace.service_s(40.0, 45.0) - pace.service_s(10.0, 45.0) == pytest.approx(30 * per_token_s, rel=0.25)

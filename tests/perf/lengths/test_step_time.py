@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.step_time import BatchedRequest, StepCost, StepTimes, batch_finish_s
+from joulery.perf.lengths.step_time import (
+    _COST_WEIGHT,
+    BatchedRequest,
+    StepCost,
+    StepTimes,
+    _least,
+    batch_finish_s,
+)
 
 PRIOR = StepCost(0.02)
 TRUTH = StepCost(0.012, 0.0004, 4e-7, 0.3)
@@ -128,3 +135,18 @@ def test_the_work_grows_with_the_requests_not_with_their_tokens() -> None:
     CountedCost.asked = 0
     batch_finish_s(CountedCost(0.012, 0.0004, 4e-7, 0.3), sequences, 64)
     assert CountedCost.asked == len(sequences), "one price for each request that ends, none for each token"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([0.0, 1.0]))
+def test_the_costs_are_those_of_non_negative_least_squares(seed: int, steps: int, prior: float) -> None:
+    from scipy.optimize import nnls
+
+    random = np.random.default_rng(seed)
+    rows = random.uniform(0.1, 1.0, (1, steps, 3)) * random.choice([0.0, 1.0, 50.0], 3)
+    known = prior * random.uniform(0.01, 0.1, 3)
+    (costs,), (missed,) = _least(rows, known)
+    scale = math.sqrt(_COST_WEIGHT) / max(known.sum(), 1e-9)
+    expected, distance = nnls(np.vstack([rows[0], scale * np.eye(3)]), np.concatenate([np.ones(steps), scale * known]))
+    assert np.all(costs >= 0)
+    assert missed == pytest.approx(distance**2, rel=1e-6, abs=1e-9)
+    assert rows[0] @ costs == pytest.approx(rows[0] @ expected, rel=1e-3, abs=1e-3)

@@ -99,34 +99,24 @@ class OnlineLengths:
 class OnlinePace:
     """Seconds an answer takes: a constant, so much a token of the prompt and so much a token of the answer.
 
-    Least squares over fading completions. Reading a long prompt may take longer than writing a short answer.
+    Least squares over fading completions. Reading a long prompt may take longer than writing a short answer. What is
+    assumed beforehand says how the three compare, not how fast this engine is: it counts at the speed of the
+    completions, or a slow engine's short answers would make a token seem to take no time.
 
     Args:
         constant_s, per_read_s, per_token_s: Before anything is known.
     """
 
-    __slots__ = (
-        "_n",
-        "_rr",
-        "_rw",
-        "_ry",
-        "_sr",
-        "_sw",
-        "_sy",
-        "_ww",
-        "_wy",
-        "constant_s",
-        "per_read_s",
-        "per_token_s",
-    )
+    __slots__ = ("_assumed", "_prior", "_seen", "constant_s", "per_read_s", "per_token_s")
 
     def __init__(self, constant_s: float = 0.1, per_token_s: float = 0.02, per_read_s: float = 0.002) -> None:
         self.constant_s, self.per_token_s, self.per_read_s = constant_s, per_token_s, per_read_s
-        self._n = self._sr = self._sw = self._sy = 0.0
-        self._rr = self._rw = self._ww = self._ry = self._wy = 0.0
+        self._prior = (constant_s, per_read_s, per_token_s)
         # The prior counts as completions on its own plane: short and long answers, one of them to a long prompt.
+        self._assumed: tuple[float, ...] = (0.0,) * 9
+        self._seen: tuple[float, ...] = (0.0,) * 9
         for read, written in ((20.0, 10.0), (20.0, 300.0), (1000.0, 100.0)):
-            self._add(read, written, self.service_s(written, read))
+            self._assumed = _faded_sum(self._assumed, 1.0, _moments(read, written, self.service_s(written, read)))
 
     def service_s(self, tokens: float, read: float = 0.0) -> float:
         """Seconds that an answer of so many tokens to a prompt of ``read`` tokens is expected to take."""
@@ -140,14 +130,16 @@ class OnlinePace:
         """
         if not all(np.isfinite(each) and each >= 0 for each in (tokens, service_s, read)):
             raise DataError(f"an answer of {tokens} tokens to {read} in {service_s} s")
-        for name in ("_n", "_sr", "_sw", "_sy", "_rr", "_rw", "_ww", "_ry", "_wy"):
-            setattr(self, name, _KEEP * getattr(self, name))
-        self._add(read, tokens, service_s)
-        n, mean_r, mean_w, mean_y = self._n, self._sr / self._n, self._sw / self._n, self._sy / self._n
+        self._seen = _faded_sum(self._seen, _KEEP, _moments(read, tokens, service_s))
+        self._assumed = tuple(_KEEP * each for each in self._assumed)
+        scale = self._slower_ratio()
+        assumed = (*self._assumed[:6], *(scale * each for each in self._assumed[6:]))
+        n, *sums = _faded_sum(self._seen, 1.0, assumed)
+        mean_r, mean_w, mean_rr, mean_rw, mean_ww, mean_y, mean_ry, mean_wy = (each / n for each in sums)
         # Covariances; each slope is held a little where it is, so there is always one solution.
-        rr, ww, rw = self._rr / n - mean_r**2 + _HOLD, self._ww / n - mean_w**2 + _HOLD, self._rw / n - mean_r * mean_w
-        ry = self._ry / n - mean_r * mean_y + _HOLD * self.per_read_s
-        wy = self._wy / n - mean_w * mean_y + _HOLD * self.per_token_s
+        rr, ww, rw = mean_rr - mean_r**2 + _HOLD, mean_ww - mean_w**2 + _HOLD, mean_rw - mean_r * mean_w
+        ry = mean_ry - mean_r * mean_y + _HOLD * self.per_read_s
+        wy = mean_wy - mean_w * mean_y + _HOLD * self.per_token_s
         spread = rr * ww - rw**2
         read_s, token_s = (ww * ry - rw * wy) / spread, (rr * wy - rw * ry) / spread
         if read_s < 0:
@@ -156,13 +148,19 @@ class OnlinePace:
         self.per_read_s, self.per_token_s = read_s, max(token_s, 1e-6)
         self.constant_s = max(0.0, mean_y - self.per_read_s * mean_r - self.per_token_s * mean_w)
 
-    def _add(self, read: float, written: float, took_s: float) -> None:
-        self._n += 1.0
-        self._sr += read
-        self._sw += written
-        self._sy += took_s
-        self._rr += read**2
-        self._rw += read * written
-        self._ww += written**2
-        self._ry += read * took_s
-        self._wy += written * took_s
+    def _slower_ratio(self) -> float:
+        """Time of the completions over the time that the prior expects of them."""
+        constant_s, per_read_s, per_token_s = self._prior
+        n, read, written, *_ = self._seen
+        expected_s, took_s = constant_s * n + per_read_s * read + per_token_s * written, self._seen[6]
+        return took_s / expected_s if expected_s > 0 and took_s > 0 else 1.0
+
+
+def _moments(read: float, written: float, took_s: float) -> tuple[float, ...]:
+    """What least squares sums up of a completion: first without its time, then with it."""
+    return (1.0, read, written, read**2, read * written, written**2, took_s, read * took_s, written * took_s)
+
+
+def _faded_sum(old: tuple[float, ...], keep: float, new: tuple[float, ...]) -> tuple[float, ...]:
+    """``keep * old + new``."""
+    return tuple(keep * before + after for before, after in zip(old, new, strict=True))

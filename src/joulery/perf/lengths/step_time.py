@@ -9,6 +9,7 @@ one that ends: slots are no servers.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,24 +137,40 @@ class StepTimes:
     def _fitted(self) -> StepCost:
         """Least relative squares; the elasticity by trying each: for one of them the rest is linear."""
         took_s, sequences, kv, slowdown = np.array(self._rows).T
-        features = np.column_stack([np.ones(len(kv)), sequences, kv / _KV_SCALE])
-        found: list[tuple[float, float, FloatArray]] = []
-        for elasticity in _ELASTICITIES:
-            grown = 1.0 + elasticity * (slowdown - 1.0)
-            costs, missed = _least(features * (grown / took_s)[:, None], len(kv), self._prior)
-            penalty = _ELASTICITY_WEIGHT * (elasticity - self._prior.elasticity_ratio) ** 2
-            found.append((missed**2 + penalty, float(elasticity), costs))
-        _, elasticity, costs = min(found, key=lambda one: one[0])
-        return StepCost(float(costs[0]), float(costs[1]), float(costs[2]) / _KV_SCALE, elasticity)
+        features = np.column_stack([np.ones(len(kv)), sequences, kv / _KV_SCALE]) / took_s[:, None]
+        prior = self._prior
+        known = np.array([prior.fixed_s, prior.per_sequence_s, prior.per_kv_token_s * _KV_SCALE])
+        grown = 1.0 + _ELASTICITIES[:, None] * (slowdown - 1.0)
+        costs, missed = _least(grown[:, :, None] * features, known)
+        missed += _ELASTICITY_WEIGHT * (_ELASTICITIES - prior.elasticity_ratio) ** 2
+        best = int(np.argmin(missed))
+        fixed_s, per_sequence_s, per_kv_s = costs[best].tolist()
+        return StepCost(fixed_s, per_sequence_s, per_kv_s / _KV_SCALE, float(_ELASTICITIES[best]))
 
 
-def _least(rows: FloatArray, count: int, prior: StepCost) -> tuple[FloatArray, float]:
-    """Non-negative costs whose steps come closest to those observed, and the norm of what they miss."""
-    weight = float(np.sqrt(_COST_WEIGHT))
-    known = np.array([prior.fixed_s, prior.per_sequence_s, prior.per_kv_token_s * _KV_SCALE])
-    scale = weight / max(float(known.sum()), 1e-9)
-    rows = np.vstack([rows, scale * np.eye(3)])
-    from scipy.optimize import nnls
+def _least(rows: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Non-negative costs ``x`` of least ``|rows x - 1|^2`` plus a weight on their distance from ``known``.
 
-    costs, missed = nnls(rows, np.concatenate([np.ones(count), scale * known]))
-    return np.asarray(costs, np.float64), float(missed)
+    Of three costs at most, the best is the best of the few sets of them that may be positive: each set has a closed
+    form (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, by enumeration).
+
+    Args:
+        rows: float64[problems, steps, 3].
+        known: What the costs are taken to be beforehand, float64[3].
+
+    Returns:
+        The costs, float64[problems, 3], and what they miss, squared, float64[problems].
+    """
+    pull = _COST_WEIGHT / max(float(known.sum()), 1e-9) ** 2
+    normal = rows.transpose(0, 2, 1) @ rows + pull * np.eye(3)
+    target = rows.sum(axis=1) + pull * known
+    whole = rows.shape[1] + pull * float(known @ known)
+    costs, missed = np.zeros(target.shape), np.full(len(rows), whole)
+    for count in (1, 2, 3):
+        for some in itertools.combinations(range(3), count):
+            tried = np.zeros(target.shape)
+            tried[:, some] = np.linalg.solve(normal[:, some][:, :, some], target[:, some][..., None])[..., 0]
+            miss = whole - 2.0 * np.sum(tried * target, axis=1) + np.einsum("pi,pij,pj->p", tried, normal, tried)
+            better = np.all(tried >= 0, axis=1) & (miss < missed)
+            costs[better], missed[better] = tried[better], miss[better]
+    return costs, missed

@@ -102,10 +102,10 @@ class RequestMeter:
         found = [channel.quality for channel in self._channels() if self._sees(engine, channel)]
         return weakest(found) if found else Quality.ASSUMED
 
-    def began(self, engine: str, number: int) -> None:
-        """An engine has got a request."""
+    def began(self, engine: str, number: int, whole_tokens: float = 0.0) -> None:
+        """An engine has got a request; ``whole_tokens`` as in :meth:`TokenBook.began`."""
         self.settle()
-        self._book.began(engine, number)
+        self._book.began(engine, number, whole_tokens)
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
         """An engine has read or generated tokens of a request."""

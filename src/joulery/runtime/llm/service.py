@@ -21,6 +21,7 @@ from joulery.domain.serving.engine import EnergyShare, Outcome, RequestError
 from joulery.domain.serving.generation import (
     GenerationCost,
     GenerationEvent,
+    GenerationKind,
     GenerationRequest,
     LLMEngine,
     TokenUsage,
@@ -210,7 +211,8 @@ class LLMService:
         """Wait for a slot in the engine; :meth:`release_slot` frees it."""
         await self.slots.acquire(task)
         if self._meter is not None:
-            self._meter.began(self.name, task.number)
+            whole = task.request.kind is GenerationKind.EMBEDDING
+            self._meter.began(self.name, task.number, prompt_tokens(task.request) if whole else 0.0)
 
     def release_slot(self, task: GenerationTask) -> EnergyShare | None:
         """Free the slot of a request for the next one. Returns what the request cost since it got the slot."""

@@ -1,7 +1,7 @@
 """A stand-in for the llama.cpp process: the same command line and first line, a few words for an answer.
 
 The model file says how it behaves: ``ok``; ``broken`` cannot be loaded; ``silent`` never comes up. A prompt "die" ends
-the process before it answers, "die once" the first time.
+the process before it answers, "die once" the first time; "refuse" is answered 501, "fail" 500.
 """
 
 import json
@@ -20,9 +20,10 @@ class Handler(BaseHTTPRequestHandler):
         if data["prompt"] == "die" or (data["prompt"] == "die once" and not Path(f"{self.name}.died").exists()):
             Path(f"{self.name}.died").touch()
             os._exit(3)
+        status = {"refuse": 501, "fail": 500}.get(data["prompt"], 200)
         usage = {"prompt_tokens": 1, "completion_tokens": 2}
         body = json.dumps({"model": Path(self.name).stem, "choices": [{"text": "a b"}], "usage": usage}).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

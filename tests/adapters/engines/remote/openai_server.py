@@ -53,6 +53,7 @@ class FakeServer:
         self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
         if scope["path"] == "/v1/embeddings":
             usage = {"prompt_tokens": 2, "total_tokens": 2}
+            await self.gate.wait()
             vectors = [{"object": "embedding", "index": 0, "embedding": [0.5]}]
             await answer(send, 200, {"object": "list", "model": self.model, "data": vectors, "usage": usage})
             return
@@ -79,8 +80,13 @@ class FakeServer:
         await send(start(200, b"text/event-stream"))
         events = [{"type": "response.created", "response": {**whole, "output": [], "usage": None}}]
         events += [{"type": "response.output_text.delta", "delta": f"w{i} "} for i in range(2)]
-        for each in (*events, {"type": "response.completed", "response": whole}):
+        last = {"type": "response.completed", "response": whole}
+        if self.fault == "failed":
+            last = {"type": "response.failed", "response": {**whole, "error": {"code": "x", "message": "no memory"}}}
+        for each in (*events, last):
+            self.on_word()
             await send(piece(b"event: " + each["type"].encode() + b"\n" + event(each)))
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def refused(self, scope, data):

@@ -81,6 +81,23 @@ async def test_a_request_that_dies_with_the_process_is_answered_by_the_next(tmp_
     await llm.close()
 
 
+@pytest.mark.parametrize(("prompt", "outcome"), [("refuse", Outcome.INVALID), ("fail", Outcome.CRASHED)])
+async def test_an_answer_that_is_an_error_frees_the_slot_at_once(tmp_path, monkeypatch, prompt, outcome):
+    noticed = []
+
+    async def notice(self, gone):
+        noticed.append(gone)
+
+    monkeypatch.setattr(LlamaEngine, "_notice", notice)
+    engine = engine_of(tmp_path)
+    await engine.start()
+    with pytest.raises(RequestError) as caught:
+        await read(engine, ask(prompt))
+    await engine.close()
+    assert caught.value.outcome is outcome
+    assert not noticed  # only a broken connection may mean that the process ends
+
+
 @pytest.mark.parametrize(
     ("behaviour", "error", "said"),
     [("broken", CapabilityError, "RuntimeError: no model"), ("silent", ActuationError, "not ready after")],

@@ -108,6 +108,23 @@ async def test_tokens_of_a_whole_answer_are_counted_while_it_is_generated() -> N
     assert (answer.tokens, answer.usage) == (0, (7, 3, True))
 
 
+async def test_a_response_is_read_as_a_stream_and_given_whole_to_a_client_that_wants_it_whole() -> None:
+    fake = FakeServer()
+    async with running(fake) as url:
+        engine = OpenAiEngine(Upstream(url, "fake-1"))
+        asked = GenerationRequest("m", GenerationKind.RESPONSE, {"input": "hello"}, "hello")
+        *progress, answer = await read(engine, asked)
+        fake.fault = "failed"
+        with pytest.raises(RequestError, match="no memory"):
+            await read(engine, asked)
+        (waiting,) = await read(engine, asked._replace(body={"input": "hello", "background": True}))
+        await engine.close()
+    assert [each["stream"] for each in fake.asked] == [True, True, False]
+    assert [event.tokens for event in progress] == [1, 1]
+    assert answer.data["output"][0]["content"][0]["text"] == waiting.data["output"][0]["content"][0]["text"] == "w0 w1 "
+    assert (answer.tokens, answer.usage) == (0, (4, 2, True))
+
+
 async def test_messages_to_clients_hold_no_address_of_the_server() -> None:
     for fault in ("500", "html", "lie", "break", "garbage"):
         fake = FakeServer()

@@ -15,6 +15,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.engines.remote.paused_answers import interruptible, interruptible_answer
 from joulery.domain.errors import ActuationError, CapabilityError
@@ -147,7 +149,7 @@ class LlamaEngine:
                 async for event in events:
                     yield event
         except RequestError as error:
-            if error.outcome is Outcome.CRASHED:
+            if error.outcome is Outcome.CRASHED and isinstance(error.__cause__, httpx.TransportError):
                 await self._notice(gone)
             raise
 

@@ -305,17 +305,17 @@ class OpenAiEngine:
                 data = self._checked(self._object(message))
                 usage = usage_in(data)
                 tokens = count.add(data, usage)
+                finished = finished or data.get("type") in _LAST_EVENTS
                 if request.stream:
                     yield GenerationEvent(data, tokens, usage)
-                    finished = finished or data.get("type") in _LAST_EVENTS
-                else:
-                    assembler.add(data)
-                    if tokens:
-                        yield GenerationEvent({}, tokens)
+                    continue
+                assembler.add(data)
+                if tokens:
+                    yield GenerationEvent({}, tokens)
         if not finished:
             raise self._error("ended its stream before it was done", Outcome.CRASHED)
         if not request.stream:
-            yield self._final(request.kind, assembler.answer(), count.counted)
+            yield self._final(request.kind, self._checked(assembler.answer()), count.counted)
 
     async def _pieces(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream; a silent one is given up, unless its request may be waiting in the engine's queue."""
@@ -366,7 +366,7 @@ class OpenAiEngine:
             return self._error(what, Outcome.OVERLOADED, retry_after_s=retry_s)
         if status in (503, 529):
             return self._error(what, Outcome.UNAVAILABLE, retry_after_s=retry_s)
-        if status in (400, 413, 422):
+        if status in (400, 405, 413, 422, 501):
             return self._error(what, Outcome.INVALID)
         # 401, 403 and 404 concern joulery's own access to the server: the client's request is valid.
         _log.warning("%s (%s) %s", self.upstream.url, self.variant, what)
@@ -379,11 +379,11 @@ async def _next(iterator: AsyncIterator[bytes]) -> bytes:
 
 
 def _can_stream(request: GenerationRequest) -> bool:
-    """Whether the answer is read as a stream; one of ``/v1/responses`` only where the client wants that."""
+    """Whether the answer is read as a stream; what servers answer at once, or refuse to stream, is not."""
     if request.kind is GenerationKind.EMBEDDING:
         return False
     if request.kind is GenerationKind.RESPONSE:
-        return request.stream
+        return request.stream or not request.body.get("background")
     return not any(request.body.get(key) for key in _UNSTREAMED_KEYS)
 
 

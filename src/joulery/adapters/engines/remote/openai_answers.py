@@ -99,7 +99,7 @@ class AnswerAssembler:
     """Puts the chunks of a stream together into the answer that a request without ``stream`` gets.
 
     Args:
-        kind: Chat or completion.
+        kind: Chat, completion or response, whose events contain the whole response, the last one its final state.
     """
 
     def __init__(self, kind: GenerationKind) -> None:
@@ -110,6 +110,9 @@ class AnswerAssembler:
 
     def add(self, data: dict[str, Any]) -> None:
         """Take in one chunk."""
+        if self._kind is GenerationKind.RESPONSE:
+            self._head = data.get("response") or self._head
+            return
         self._head.update(
             {
                 key: value
@@ -126,6 +129,8 @@ class AnswerAssembler:
 
     def answer(self) -> dict[str, Any]:
         """The whole answer; ``choices`` is empty where no chunk held one."""
+        if self._kind is GenerationKind.RESPONSE:
+            return self._head
         choices = [self._choices[index] for index in sorted(self._choices)]
         for choice in choices:
             choice.setdefault("finish_reason", None)
