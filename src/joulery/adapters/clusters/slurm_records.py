@@ -34,6 +34,7 @@ _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
 _HOSTS = re.compile(r"([^,\[\s]+)(?:\[([^\]]*)\])?([^,\[\s]*)")
 _YEAR_MIN = 365 * 24 * 60
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
+_OTHER_GRES = re.compile(r"gres[:/](?!gpu\b)")
 STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
     "REQUEUE_HOLD": JobState.WAITING, "RH": JobState.WAITING, "SPECIAL_EXIT": JobState.WAITING, "SE": JobState.WAITING,
@@ -78,6 +79,12 @@ class SlurmRecord:
         eligible_s: Before when Slurm does not start it.
         licenses: Licenses it asks for.
         tres: All it asks for: ``cpu=4,mem=16G,node=1,billing=4``.
+        required_nodes, excluded_nodes: Host lists of ``--nodelist`` and ``--exclude``.
+        reservation: The reservation it runs in; empty for none.
+        whole_nodes: Whether it shares its nodes with no other job (``--exclusive``, or its partition is).
+        least_min: Shortest time limit that its owner accepts (``--time-min``), minutes; 0 for none.
+        particular: Whether it asks of its nodes what is not read here: other GRES, a disk, adjacent nodes, nodes of
+            its own user alone, or some of them by name.
     """
 
     id: int
@@ -115,6 +122,12 @@ class SlurmRecord:
     het_offset: int = 0
     licenses: str = ""
     tres: str = ""
+    required_nodes: str = ""
+    excluded_nodes: str = ""
+    reservation: str = ""
+    whole_nodes: bool = False
+    least_min: int = 0
+    particular: bool = False
 
     @property
     def address(self) -> str:
@@ -264,8 +277,28 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         het_offset=_number(job.get("het_job_offset")),
         licenses=_text(job.get("licenses")),
         tres=_text(job.get("tres_req_str")),
+        required_nodes=_text(job.get("required_nodes")),
+        excluded_nodes=_text(job.get("excluded_nodes")),
+        reservation=_text(job.get("resv_name")),
+        whole_nodes="none" in _sharing(job),
+        least_min=_minutes(job.get("time_minimum")),
+        particular=_is_particular(job, word),
         **tag,
     )
+
+
+def _sharing(job: Mapping[str, Any]) -> set[str]:
+    """How it shares nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
+    said = job.get("shared")
+    return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
+
+
+def _is_particular(job: Mapping[str, Any], state: str) -> bool:
+    """As :attr:`SlurmRecord.particular`."""
+    other = any(_OTHER_GRES.search(_text(job.get(f"tres_per_{what}"))) for what in ("node", "job", "task"))
+    some = 0 < len(expand_hosts(_text(job.get("required_nodes")))) < _nodes(job, state)
+    disk = _number(job.get("minimum_tmp_disk_per_node")) > 0
+    return other or some or disk or bool(job.get("contiguous")) or bool(_sharing(job) & {"user", "mcs"})
 
 
 def _tasks(job: Mapping[str, Any]) -> str:
