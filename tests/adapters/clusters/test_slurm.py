@@ -528,6 +528,18 @@ def test_gpus_that_hang_on_tasks_are_not_resized() -> None:
         backend(slurm).apply(Start(1, 2))
 
 
+def test_gpus_of_sockets_count_and_stay_as_they_are() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, tres_per_node="", tres_per_socket="gres:gpu:a100:1", sockets_per_node=2, node_count=3)
+    (record,) = parse_jobs(json.dumps({"jobs": list(slurm.jobs.values())}))
+    assert (record.gpus, record.gpu_type) == (6, "a100")
+    with pytest.raises(ActuationError, match="gpus-per-socket"):
+        resized(record, 3, 2)
+    slurm.jobs[1].update(tres_per_socket="gres:gpu:1", node_count=1)
+    (job,) = backend(slurm).snapshot().jobs
+    assert (job.shape, job.min_slots, job.max_slots) == (2, 2, 2)
+
+
 def test_without_slurm_on_the_path_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CapabilityError, match="squeue is not on PATH"):

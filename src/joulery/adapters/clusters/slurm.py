@@ -393,8 +393,9 @@ def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ..
     Raises:
         ActuationError: The number does not spread evenly over nodes, or the job's GPUs hang on its tasks.
     """
-    if parse_gpus(record.tres_per_task).total:
-        raise ActuationError(f"job {record.id} has --gpus-per-task, which Slurm does not resize")
+    for what in ("task", "socket"):
+        if parse_gpus(getattr(record, f"tres_per_{what}")).total:
+            raise ActuationError(f"job {record.id} has --gpus-per-{what}, which Slurm does not resize")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
     tasks = gpus * tasks_per_gpu

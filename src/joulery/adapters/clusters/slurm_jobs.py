@@ -40,7 +40,8 @@ def to_job(
         return None
     state = STATES.get(record.state, JobState.FAILED if record.state in _FAILED else None)
     exempt = _exempt(record, partitions) if state is not None else f"its state {record.state} is not known here"
-    resizable = user_range and not exempt and record.batch and not record.het and not record.whole_nodes
+    fixed = record.het or record.whole_nodes or record.tres_per_socket
+    resizable = user_range and not exempt and record.batch and not fixed
     low, high = owner_range(record.comment, gpus) if resizable else (gpus, gpus)
     cpus, memory_bytes = parse_shape(record.tres)
     tagged = record.tagged
