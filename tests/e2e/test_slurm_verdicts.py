@@ -55,7 +55,7 @@ def scheduled(cluster: SlurmCluster) -> Iterator[Daemon]:
     (cluster.folder / "site.yaml").write_text(SITE)
     daemon = Daemon(cluster.folder / "site.yaml", cluster.env)
     try:
-        daemon.until(lambda entry: entry["kind"] == "round", 60.0)
+        daemon.until(lambda entry: entry["kind"] == "round")
         yield daemon
     finally:
         code = daemon.stop()
@@ -67,7 +67,7 @@ def none_stops(cluster: SlurmCluster, daemon: Daemon, stay: set[int], jobs: Mapp
     for why, options in jobs.items():
         at = len(daemon.entries)
         waits = submit(cluster, *options)
-        daemon.until(lambda _, at=at: [e["kind"] for e in daemon.entries[at:]].count("round") > 4, 90.0)
+        daemon.until(lambda _, at=at: [e["kind"] for e in daemon.entries[at:]].count("round") > 4)
         stops = [entry["reason"] for entry in daemon.entries[at:] if entry.get("do") == "stop"]
         assert not stops and stay <= running(cluster), (why, stops)
         assert waits not in running(cluster), why
@@ -91,7 +91,7 @@ LIMITED = {
     "time of its QOS": (*HIGH, "--qos=brief", "--time=60"),
     "GPUs of its account": (*HIGH, "--account=lab"),
     "license": (*HIGH, "--licenses=tool:1"),
-    "node that is down": (*HIGH, "-w", "g3"),
+    "node that is drained": (*HIGH, "-w", "g3"),
 }
 
 
@@ -113,7 +113,7 @@ def test_no_job_stops_for_one_that_cannot_run_on_its_node(tmp_path: Path, monkey
             assert {node.name for node in seen.nodes} == {"g1", "g2", "g3"}, "what is reserved is no capacity"
             assert [job.exempt for job in seen.jobs if job.id == inside] == ["in the reservation now: Slurm places it"]
             whole = submit(made, *HIGH, "-x", "g1,g2", "--exclusive")
-            wait_until(lambda: whole in running(made), "the start of a job that takes a whole node", 60.0)
+            wait_until(lambda: whole in running(made), "the start of a job that takes a whole node")
         stopped = [entry["job"] for entry in daemon.actions("stop")]
 
         assert len(stopped) == 2 and set(stopped) < stoppable, stopped
@@ -122,7 +122,7 @@ def test_no_job_stops_for_one_that_cannot_run_on_its_node(tmp_path: Path, monkey
 
 @pytest.mark.skipif(accounting_missing() is not None, reason=str(accounting_missing()))
 def test_no_job_stops_for_one_that_a_limit_keeps_from_starting(tmp_path: Path) -> None:
-    """Limits of a QOS and of an account, a license, a node that is down; then one job that nothing keeps."""
+    """Limits of a QOS and of an account, a license, a drained node; then one job that nothing keeps."""
     folder = tmp_path / "slurm"
     with (
         slurm_database(folder) as accounting,
@@ -136,7 +136,7 @@ def test_no_job_stops_for_one_that_a_limit_keeps_from_starting(tmp_path: Path) -
         made.run(*change, "add", "account", "lab", "GrpTRES=gres/gpu=1")
         made.run(*change, "add", "user", "root", "account=lab")
         made.run(*change, "modify", "user", "root", "set", "qos+=normal,capped,brief")
-        made.run("scontrol", "update", "NodeName=g3", "State=DOWN", "Reason=test")
+        made.run("scontrol", "update", "NodeName=g3", "State=DRAIN", "Reason=test")
         for options in (("--qos=capped",), ("--account=lab",), ("--licenses=tool:1",)):
             submit(made, "--no-requeue", *options)
         stoppable = {submit(made)}
@@ -144,5 +144,5 @@ def test_no_job_stops_for_one_that_a_limit_keeps_from_starting(tmp_path: Path) -
         with scheduled(made) as daemon:
             none_stops(made, daemon, stoppable, LIMITED)
             free = submit(made, *HIGH)
-            wait_until(lambda: free in running(made), "the start of a job that nothing keeps", 60.0)
+            wait_until(lambda: free in running(made), "the start of a job that nothing keeps")
         assert [entry["job"] for entry in daemon.actions("stop")] == list(stoppable)
