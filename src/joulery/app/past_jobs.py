@@ -332,6 +332,7 @@ class WhatIf:
         nodes: Groups of nodes as ``TYPE:NODESxGPUS,...`` (``a100:2x8,v100:4x4``), in place of ``gpus`` and
             ``node_gpus``; None where all nodes are alike.
         meters: The agents' folder, with what power limits did to jobs; None for none.
+        keep_gpus: Whether jobs keep the GPUs that they had, as live ones do whose owners give no range.
     """
 
     policy: str
@@ -341,6 +342,7 @@ class WhatIf:
     folder: Path | None = None
     nodes: str | None = None
     meters: Path | None = None
+    keep_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +408,7 @@ def _machines(wanted: WhatIf, jobs: Sequence[PastJob], power: KnownPower, speed:
         _reach(jobs, groups, speed) if groups else None,
         tuple({gpus: known.ratio for gpus, known in profile.items()} for profile in speed.profiles),
         speed.profile if speed.profiles else None,
+        keeps_gpus=wanted.keep_gpus,
     )
     if not groups or not any(map(speed.movable, jobs)):
         return machines

@@ -21,6 +21,8 @@ class FakeSlurm:
     nodes: list[tuple[str, str, str]] = field(default_factory=lambda: [(f"g{n}", "idle", "gpu:fake:2") for n in (1, 2)])
     partitions: dict[str, str] = field(default_factory=dict)
     features: dict[str, str] = field(default_factory=dict)
+    reservations: list[str] = field(default_factory=list)
+    tiers: dict[str, int] = field(default_factory=dict)
     json: bool = True
     away: bool = False
     forbidden: bool = False
@@ -49,6 +51,8 @@ class FakeSlurm:
             return Done(0, "\n".join(lines), "")
         if command[0] == "squeue":
             return self._squeue(command)
+        if "reservation" in command:
+            return Done(0, "\n".join(self.reservations) or "No reservations in the system", "")
         return self._scontrol(command[1], command[2:])
 
     def _sinfo(self, node: tuple[str, str, str]) -> str:
@@ -58,7 +62,7 @@ class FakeSlurm:
             "nodelist": name, "statelong": state, "gres": gres, "features_act": self.features.get(name, "(null)"),
             "gresused": f"gpu:{sum(parse_gpus(job['tres_per_node']).total for job in running)}",
             "partitionname": self.partitions.get(name, "train"), "cpusstate": "0/64/0/64", "memory": "1000",
-            "allocmem": "0",
+            "allocmem": "0", "prioritytier": str(self.tiers.get(self.partitions.get(name, "train"), 1)),
         }  # fmt: skip
         return "".join(cells[field].ljust(width) for field, width in FIELDS) + "\n"
 

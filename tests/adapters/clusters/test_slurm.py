@@ -130,8 +130,8 @@ def test_tasks_of_an_array_are_named_one_by_one_and_never_by_the_number_of_all()
     cluster.apply(Hold(7))
     assert cluster.apply(Split(7, 2)) == "tasks 3,4 are jobs of their own, held"
     cluster.apply(Stop(8))
-    said = [words[1:] for words in slurm.commands if words[0] == "scontrol" and "update" not in words]
-    assert said[1:] == [("hold", "7_[3-6,9]"), ("hold", "7_[3,4]"), ("requeuehold", "7_1")]
+    said = [words[1:] for words in slurm.commands if words[0] == "scontrol" and words[1] in ("hold", "requeuehold")]
+    assert said == [("hold", "7_[3-6,9]"), ("hold", "7_[3,4]"), ("requeuehold", "7_1")]
     seen = {job.id: (job.tasks, job.held_by_us) for job in cluster.snapshot().jobs}
     assert seen == {7: (3, True), 8: (1, True), 9: (1, True), 10: (1, True)}, seen
     cluster.apply(Start(9, 1))
@@ -154,6 +154,16 @@ def test_the_rank_that_joulery_set_is_no_part_of_slurms_own_priority() -> None:
     seen = SlurmBackend(meanwhile, SlurmScope()).snapshot().jobs
     assert [job.state for job in seen] == [JobState.WAITING] * 2
     assert all(math.isnan(job.priority) for job in seen)
+
+
+def test_a_partition_of_a_higher_tier_is_above_any_priority_of_a_lower_one() -> None:
+    slurm = FakeSlurm(partitions={"g1": "low", "g2": "urgent"}, tiers={"low": 1, "urgent": 10})
+    slurm.submit(1, partition="low", priority=4_000_000_000)
+    slurm.submit(2, partition="urgent", priority=1)
+    slurm.submit(3, partition="low,urgent", priority=2)
+    low, urgent, both = backend(slurm).snapshot().jobs
+    assert low.priority == 4e9, "one tier alone changes nothing"
+    assert both.priority - urgent.priority == 1.0 and urgent.priority - low.priority > 0
 
 
 def test_without_multifactor_priority_the_priority_that_squeue_prints_counts() -> None:
@@ -516,6 +526,18 @@ def test_gpus_that_hang_on_tasks_are_not_resized() -> None:
     slurm.submit(1, tres_per_node="", tres_per_task="gres:gpu:1")
     with pytest.raises(ActuationError, match="gpus-per-task"):
         backend(slurm).apply(Start(1, 2))
+
+
+def test_gpus_of_sockets_count_and_stay_as_they_are() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1, tres_per_node="", tres_per_socket="gres:gpu:a100:1", sockets_per_node=2, node_count=3)
+    (record,) = parse_jobs(json.dumps({"jobs": list(slurm.jobs.values())}))
+    assert (record.gpus, record.gpu_type) == (6, "a100")
+    with pytest.raises(ActuationError, match="gpus-per-socket"):
+        resized(record, 3, 2)
+    slurm.jobs[1].update(tres_per_socket="gres:gpu:1", node_count=1)
+    (job,) = backend(slurm).snapshot().jobs
+    assert (job.shape, job.min_slots, job.max_slots) == (2, 2, 2)
 
 
 def test_without_slurm_on_the_path_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ class Service:
             return 200, {"paths": {f"/slurm/{version}/jobs": {} for version in self.versions} | {"/openapi": {}}}
         if path.endswith("/jobs"):
             return 200, json.loads(self.slurm(command("jobs")).out) if not self.broken else {"jbos": []}
+        if path.endswith("/partitions"):
+            old = path.endswith("v0.0.38/partitions")
+            tiers = self.slurm.tiers.items()
+            each = [{"name": name, **({"priority_tier": n} if old else {"priority": {"tier": n}})} for name, n in tiers]
+            return 200, {"partitions": [*each, {"name": "untold"}]}
         nodes = self.nodes or [
             {
                 "name": name,
@@ -151,6 +156,15 @@ def test_jobs_and_nodes_come_from_the_service_and_changes_go_through_scontrol(se
 def test_nodes_of_old_and_new_versions(service: Service, reader: Any, node: dict[str, Any], slots: int) -> None:
     service.nodes = [{"name": "g1", "gres": "gpu:a100:2", "partitions": ["train"], **node}]
     assert reader(scope=SlurmScope(partitions=("train",))).backend.snapshot().slots == slots
+
+
+@pytest.mark.parametrize("version", ["v0.0.38", "v0.0.42"])
+def test_tiers_of_partitions_come_from_the_service(service: Service, reader: Any, version: str) -> None:
+    service.versions = (version,)
+    service.slurm.tiers = {"train": 3, "low": 1}
+    service.slurm.submit(1, priority=7)
+    service.nodes = [{"name": "g1", "gres": "gpu:2", "state": "idle", "partitions": ["train", "low"]}]
+    assert [job.priority for job in reader().backend.snapshot().jobs] == [2 * 2.0**32 + 7]
 
 
 def test_an_expired_token_is_renewed_once(service: Service, reader: Any) -> None:

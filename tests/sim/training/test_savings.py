@@ -3,12 +3,14 @@ import pytest
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.power.training_power import RTX3090_CLASSES, NodePower, power_table, widened
+from joulery.policies.training.allocation import ClusterView
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training import savings as training_savings
+from joulery.sim.training.plant import Jobs
 from joulery.sim.training.savings import _sampled_jobs, most_at_once, savings
 from joulery.sim.training.site_machines import SiteMachines
-from joulery.sim.training.study import Setting
+from joulery.sim.training.study import Setting, run_scheme
 
 DAY = Intensity(200.0 + 150.0 * np.sin(np.arange(24) / 24 * 2 * np.pi))
 
@@ -83,3 +85,28 @@ def test_what_cannot_be_answered_is_said() -> None:
         savings(*past(), DAY, "greener", 32, samples=2)
     with pytest.raises(DataError, match="8 GPUs, the cluster has 4"):
         savings(np.zeros(1), np.ones(1), np.array([8]), DAY, "green", 4, samples=2)
+
+
+@pytest.mark.parametrize("name", ["green", "green-paper", "lean", "frugal"])
+def test_jobs_that_keep_their_gpus_run_on_no_other_number(name: str) -> None:
+    rng = np.random.default_rng(3)
+    gpus = rng.choice([1, 2, 4, 16], 40)
+    jobs = Jobs(np.sort(rng.uniform(0, 40_000, 40)), rng.uniform(600, 9000, 40) * gpus, rng.integers(0, 8, 40), gpus,
+                gpus, min_gpus=gpus)  # fmt: skip
+    seen: list[tuple[int, int]] = []
+
+    def watch(now_s: float, view: ClusterView, step: object) -> None:
+        seen.extend(zip(view.running.tolist(), gpus[view.job].tolist(), strict=True))
+
+    run = run_scheme(name, Setting(nodes=16), jobs, DAY, watch)
+    assert len(run.jct_s) == 40 and {running for running, _ in seen} > {0}
+    assert all(running in (0, had) for running, had in seen)
+
+
+def test_savings_where_jobs_keep_their_gpus() -> None:
+    kept = SiteMachines(keeps_gpus=True)
+    found = savings(*past(), DAY, "lean", 32, samples=3, machines=kept)
+    assert found.keeps_gpus and found.cluster_energy.mean < 0.0
+    assert found.mean_jct.mean != savings(*past(), DAY, "lean", 32, samples=3).mean_jct.mean
+    with pytest.raises(ConfigError, match="chooses the GPUs"):
+        savings(*past(), DAY, "pollux", 32, samples=3, machines=kept)

@@ -13,6 +13,7 @@ import getpass
 import math
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -30,7 +31,8 @@ from joulery.adapters.clusters.slurm_commands import (
 )
 from joulery.adapters.clusters.slurm_comments import component, has_reason, owner_words, reason_updates
 from joulery.adapters.clusters.slurm_jobs import as_one, to_job
-from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, pools, request_of
+from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, parse_tiers, pools
+from joulery.adapters.clusters.slurm_reach import Reach, parse_reservations
 from joulery.adapters.clusters.slurm_records import (
     COLUMNS,
     COMMENT_TAG,
@@ -57,14 +59,14 @@ from joulery.domain.cluster import (
 )
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 
-_ELSEWHERE = "(other nodes)"
-"""The pool of jobs that run on nodes outside the scheduled partitions."""
 _RANK_STEP = 1000
 _RANKED_ALONE = 16
 """So many jobs get a rank each; those behind them share ranks in groups that double, up to a command line's length:
 every change is a call, and of those that wait only the first few start before the next round."""
 _RANKED_AT_ONCE = 512
 _EXPLAINED_AT_ONCE = 16
+_TIER_POINTS = float(1 << 32)
+"""Priorities of Slurm are smaller."""
 _CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)", re.MULTILINE | re.IGNORECASE)
 _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
 
@@ -104,6 +106,7 @@ class SlurmBackend:
         self._json: bool | None = None
         self._gpus_per_node = 1
         self._seen: dict[int, list[SlurmRecord]] = {}
+        self._tiers: dict[str, int] = {}
         self._unmarked: set[int] = set()
         self._marks_by_comment, self._operator, self._unexplained = False, True, False
         self._tracks_memory: bool | None = None
@@ -112,15 +115,15 @@ class SlurmBackend:
         """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
         self._unmarked.clear()
         nodes, notes = self._nodes()
-        up = [node for node in nodes if node.up]
+        reservations, now_s = parse_reservations(self._run(command("reservations")).out), time.time()
         jobs = self._jobs(self._records())
         wanting = [self._seen[job.id] for job in jobs]
         pool_by_node = pools(nodes, wanting)
-        reach = _Reach(nodes, pool_by_node)
+        reach = Reach(nodes, pool_by_node, reservations, now_s)
         if not self._operator:
             notes = (*notes, f"{self._user()} is no operator: jobs of other users are left alone ({GRANT})")
         return ClusterSnapshot(
-            sum(node.gpus for node in up),
+            sum(node.gpus for node in reach.up),
             tuple(sorted((reach.placed(job, self._seen[job.id]) for job in jobs), key=lambda job: job.id)),
             notes,
             nodes=tuple(
@@ -128,7 +131,7 @@ class SlurmBackend:
                     node.name, node.gpus, node.gpus - node.used, pool_by_node[node.name], node.free_cpus,
                     node.free_memory_bytes,
                 )
-                for node in up
+                for node in reach.up
             ),
         )  # fmt: skip
 
@@ -151,7 +154,7 @@ class SlurmBackend:
             record, job = found[0]
             waits = job.state is JobState.WAITING and not record.held
             points = float(record.priority) if own_priority is None else own_priority.get(job.id, math.nan)
-            found[0] = record, replace(job, priority=points if waits else math.nan)
+            found[0] = record, replace(job, priority=points + self._tier_points(record) if waits else math.nan)
         self._seen = {found[0][1].id: [record for record, _ in found] for found in parts.values()}
         return [as_one([job for _, job in found]) for found in parts.values()]
 
@@ -218,11 +221,12 @@ class SlurmBackend:
     def _start(self, records: Sequence[SlurmRecord], gpus: int) -> str:
         """Resize if need be, then release: the order in which Slurm accepts it."""
         record, remark = records[0], "as it is"
-        if record.state in ("RUNNING", "R") and record.gpus == gpus and not record.tagged:
+        sized = record.gpus == gpus or record.het or record.whole_nodes
+        if record.state in ("RUNNING", "R") and sized and not record.tagged:
             return "it runs already"
         if record.state not in ("PENDING", "PD"):
             raise ActuationError(f"job {record.id} cannot start: Slurm has it {record.state}")
-        if record.gpus != gpus and not record.het:
+        if not sized:
             try:
                 words = resized(record, gpus, self._gpus_per_node)
                 self._checked(words)
@@ -350,6 +354,11 @@ class SlurmBackend:
                 found[int(number)] = float(int(priority) - int(ours))
         return found
 
+    def _tier_points(self, record: SlurmRecord) -> float:
+        """What lifts a job above every job of partitions of a lower PriorityTier, which Slurm considers later."""
+        tiers = [self._tiers[name] for name in record.partition.split(",") if name in self._tiers]
+        return _TIER_POINTS * (max(tiers) - min(self._tiers.values())) if tiers else 0.0
+
     def _nodes(self) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
         """The nodes with GPUs, and a note on each that is down."""
         columns = ",".join(f"{name}:{width}" for name, width in FIELDS)
@@ -361,7 +370,7 @@ class SlurmBackend:
         if done.code != 0:
             raise_if_away(done)
             raise CapabilityError(f"sinfo failed: {done.said}", resource="sinfo")
-        nodes = parse_nodes(done.out)
+        nodes, self._tiers = parse_nodes(done.out), parse_tiers(done.out)
         if self._tracks_memory is None:
             self._tracks_memory = _TRACKS_MEMORY.search(self._run(command("configuration")).out) is not None
         if not self._tracks_memory:
@@ -376,36 +385,6 @@ class SlurmBackend:
         return float("nan") if self._scope.progress is None else self._scope.progress.of(record.family, record.output)
 
 
-class _Reach:
-    """Which nodes jobs may run on, worked out once for each kind of request."""
-
-    def __init__(self, nodes: Sequence[SlurmNode], pool_by_node: Mapping[str, str]) -> None:
-        self._nodes, self._pool_by_node = nodes, pool_by_node
-        self._names: dict[tuple[str, str, str], frozenset[str]] = {}
-        self._pools: dict[str, frozenset[str]] = {}
-        for name, pool in pool_by_node.items():
-            self._pools[pool] = self._pools.get(pool, frozenset()) | {name}
-
-    def placed(self, job: ClusterJob, records: Sequence[SlurmRecord]) -> ClusterJob:
-        """The job with its pool: that of the nodes it runs on, else that of the nodes it may run on."""
-        pool = next((self._pool_by_node[name] for name in job.nodes if name in self._pool_by_node), None)
-        if pool is None and job.nodes:
-            return replace(job, pool=_ELSEWHERE)
-        each = [self._suited(record) for record in records]
-        names = frozenset().union(*each)
-        if not all(each) and not job.exempt and job.state is JobState.WAITING:
-            return replace(job, exempt="no node has its partition, GPU type and features")
-        if pool is None:
-            pool = next((self._pool_by_node[name] for name in sorted(names)), "")
-        return replace(job, pool=pool, runs_on=None if names >= self._pools.get(pool, names) else names)
-
-    def _suited(self, record: SlurmRecord) -> frozenset[str]:
-        request = request_of(record)
-        if request not in self._names:
-            self._names[request] = frozenset(node.name for node in self._nodes if node.suits(record))
-        return self._names[request]
-
-
 def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
     """The command that gives a waiting job so many GPUs, in the form Slurm accepts.
 
@@ -414,8 +393,9 @@ def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ..
     Raises:
         ActuationError: The number does not spread evenly over nodes, or the job's GPUs hang on its tasks.
     """
-    if parse_gpus(record.tres_per_task).total:
-        raise ActuationError(f"job {record.id} has --gpus-per-task, which Slurm does not resize")
+    for what in ("task", "socket"):
+        if parse_gpus(getattr(record, f"tres_per_{what}")).total:
+            raise ActuationError(f"job {record.id} has --gpus-per-{what}, which Slurm does not resize")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
     tasks = gpus * tasks_per_gpu

@@ -23,6 +23,7 @@ READS: Mapping[str, str] = MappingProxyType(
         "nodes of partitions": "sinfo -h -N -p {partitions} -O {columns}",
         "configuration": "scontrol show config",
         "node": "scontrol show node {node}",
+        "reservations": "scontrol -o show reservation",
         "priorities": "sprio -h -o %i|%Y|%S",
         "token": "scontrol token lifespan=86400",
         "script": "scontrol write batch_script {job} {file}",

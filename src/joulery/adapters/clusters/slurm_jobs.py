@@ -40,7 +40,8 @@ def to_job(
         return None
     state = STATES.get(record.state, JobState.FAILED if record.state in _FAILED else None)
     exempt = _exempt(record, partitions) if state is not None else f"its state {record.state} is not known here"
-    resizable = user_range and not exempt and record.batch and not record.het
+    fixed = record.het or record.whole_nodes or record.tres_per_socket
+    resizable = user_range and not exempt and record.batch and not fixed
     low, high = owner_range(record.comment, gpus) if resizable else (gpus, gpus)
     cpus, memory_bytes = parse_shape(record.tres)
     tagged = record.tagged
@@ -71,7 +72,7 @@ def to_job(
         eligible_s=record.eligible_s,
         priority=float(record.priority) if waits and not record.held else math.nan,
         blocked=verdict(record) if waits else "",
-        judged=record.reason == "Resources",
+        judged=record.reason == "Resources" and not record.particular,
         stoppable=record.requeue and record.batch,
         array=record.array,
         tasks=record.tasks_waiting if waits else 1,

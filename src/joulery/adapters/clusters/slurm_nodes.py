@@ -12,7 +12,7 @@ from joulery.adapters.clusters.tres import parse_gpus
 
 FIELDS: tuple[tuple[str, int], ...] = (
     ("nodelist", 64), ("statelong", 32), ("gres", 160), ("gresused", 160), ("partitionname", 64), ("features_act", 160),
-    ("cpusstate", 32), ("memory", 24), ("allocmem", 24),
+    ("cpusstate", 32), ("memory", 24), ("allocmem", 24), ("prioritytier", 12),
 )  # fmt: skip
 """Columns of ``sinfo -N -O``, with their widths."""
 _DOWN = ("down", "drain", "fail", "maint", "unk", "future", "inval", "boot", "reserved")
@@ -35,6 +35,7 @@ class SlurmNode:
         features: Its active features.
         free_cpus: CPUs that no job holds; infinite where Slurm does not say.
         free_memory_bytes: Memory that no job holds; infinite where Slurm does not say.
+        cpus: CPUs it has; infinite where Slurm does not say.
     """
 
     name: str
@@ -46,6 +47,7 @@ class SlurmNode:
     features: frozenset[str]
     free_cpus: float = math.inf
     free_memory_bytes: float = math.inf
+    cpus: float = math.inf
 
     @property
     def up(self) -> bool:
@@ -69,11 +71,7 @@ class SlurmNode:
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
     """The nodes with GPUs in what ``sinfo -h -N -O`` printed with :data:`FIELDS`: a line a node and partition."""
     nodes: dict[str, SlurmNode] = {}
-    for line in text.splitlines():
-        cells, at = {}, 0
-        for name, width in FIELDS:
-            cells[name] = line[at : at + width].strip()
-            at += width
+    for cells in map(_cells, text.splitlines()):
         gres = parse_gpus(cells["gres"])
         name = cells["nodelist"]
         if not name or not gres.total:
@@ -89,16 +87,32 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
             frozenset(kind for kind, _ in gres.by_type),
             frozenset(partitions),
             frozenset(set(cells["features_act"].split(",")) - {"", "(null)"}),
-            _idle_cpus(cells["cpusstate"]),
+            _cpus(cells["cpusstate"], 1),
             _free_memory_bytes(cells["memory"], cells["allocmem"]),
+            _cpus(cells["cpusstate"], 3),
         )
     return tuple(nodes.values())
 
 
-def _idle_cpus(state: str) -> float:
-    """Idle CPUs in ``allocated/idle/other/total``."""
+def parse_tiers(text: str) -> dict[str, int]:
+    """The PriorityTier of each partition that these lines name one of."""
+    rows = map(_cells, text.splitlines())
+    return {row["partitionname"]: int(row["prioritytier"]) for row in rows if row["prioritytier"].isdigit()}
+
+
+def _cells(line: str) -> dict[str, str]:
+    """What a line holds, by field."""
+    cells, at = {}, 0
+    for name, width in FIELDS:
+        cells[name] = line[at : at + width].strip()
+        at += width
+    return cells
+
+
+def _cpus(state: str, part: int) -> float:
+    """CPUs in a part of ``allocated/idle/other/total``."""
     parts = state.split("/")
-    return float(parts[1]) if len(parts) == 4 and parts[1].isdigit() else math.inf
+    return float(parts[part]) if len(parts) == 4 and parts[part].isdigit() else math.inf
 
 
 def _free_memory_bytes(memory: str, allocated: str) -> float:

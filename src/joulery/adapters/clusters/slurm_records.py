@@ -34,6 +34,7 @@ _FAMILY = re.compile(r"\bjoulery:family=(\d+)")
 _HOSTS = re.compile(r"([^,\[\s]+)(?:\[([^\]]*)\])?([^,\[\s]*)")
 _YEAR_MIN = 365 * 24 * 60
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
+_OTHER_GRES = re.compile(r"gres[:/](?!gpu\b)")
 STATES = {
     "PENDING": JobState.WAITING, "PD": JobState.WAITING, "REQUEUED": JobState.WAITING, "RQ": JobState.WAITING,
     "REQUEUE_HOLD": JobState.WAITING, "RH": JobState.WAITING, "SPECIAL_EXIT": JobState.WAITING, "SE": JobState.WAITING,
@@ -58,7 +59,7 @@ class SlurmRecord:
         reason: Why it waits.
         submit_s: Submission, or last requeue.
         nodes, cpus, tasks: Its shape.
-        tres_per_node, tres_per_job, tres_per_task: What it asks for.
+        tres_per_node, tres_per_job, tres_per_task, tres_per_socket: What it asks for.
         comment, admin_comment: Its owner's and the operators'.
         batch, requeue: Whether it is a script, and may be started again.
         array: Number of the job array it belongs to; 0 for none.
@@ -78,6 +79,13 @@ class SlurmRecord:
         eligible_s: Before when Slurm does not start it.
         licenses: Licenses it asks for.
         tres: All it asks for: ``cpu=4,mem=16G,node=1,billing=4``.
+        sockets: Sockets that it asks for on each node.
+        required_nodes, excluded_nodes: Host lists of ``--nodelist`` and ``--exclude``.
+        reservation: The reservation it runs in; empty for none.
+        whole_nodes: Whether it shares its nodes with no other job (``--exclusive``, or its partition is).
+        least_min: Shortest time limit that its owner accepts (``--time-min``), minutes; 0 for none.
+        particular: Whether it asks of its nodes what is not read here: other GRES, a disk, adjacent nodes, nodes of
+            its own user alone, or some of them by name.
     """
 
     id: int
@@ -115,6 +123,14 @@ class SlurmRecord:
     het_offset: int = 0
     licenses: str = ""
     tres: str = ""
+    tres_per_socket: str = ""
+    sockets: int = 1
+    required_nodes: str = ""
+    excluded_nodes: str = ""
+    reservation: str = ""
+    whole_nodes: bool = False
+    least_min: int = 0
+    particular: bool = False
 
     @property
     def address(self) -> str:
@@ -138,7 +154,7 @@ class SlurmRecord:
     @property
     def gpu_type(self) -> str:
         """The type of GPU it asks for; empty for any."""
-        requests = (self.tres_per_node, self.tres_per_job, self.tres_per_task)
+        requests = (self.tres_per_node, self.tres_per_job, self.tres_per_task, self.tres_per_socket)
         return next((kind for kind in (parse_gpus(request).type for request in requests) if kind), "")
 
     @property
@@ -156,8 +172,10 @@ class SlurmRecord:
     @property
     def gpus(self) -> int:
         """GPUs of its present shape."""
-        per_node, per_job = parse_gpus(self.tres_per_node).total, parse_gpus(self.tres_per_job).total
-        return per_job or per_node * max(1, self.nodes) or parse_gpus(self.tres_per_task).total * max(1, self.tasks)
+        nodes, per_job = max(1, self.nodes), parse_gpus(self.tres_per_job).total
+        per_node, per_task = parse_gpus(self.tres_per_node).total * nodes, parse_gpus(self.tres_per_task).total
+        per_socket = parse_gpus(self.tres_per_socket).total * max(1, self.sockets) * nodes
+        return per_job or per_node or per_task * max(1, self.tasks) or per_socket
 
     @property
     def held(self) -> bool:
@@ -264,8 +282,30 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         het_offset=_number(job.get("het_job_offset")),
         licenses=_text(job.get("licenses")),
         tres=_text(job.get("tres_req_str")),
+        tres_per_socket=_text(job.get("tres_per_socket")),
+        sockets=_number(job.get("sockets_per_node"), unset=1),
+        required_nodes=_text(job.get("required_nodes")),
+        excluded_nodes=_text(job.get("excluded_nodes")),
+        reservation=_text(job.get("resv_name")),
+        whole_nodes="none" in _sharing(job),
+        least_min=_minutes(job.get("time_minimum")),
+        particular=_is_particular(job, word),
         **tag,
     )
+
+
+def _sharing(job: Mapping[str, Any]) -> set[str]:
+    """How it shares nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
+    said = job.get("shared")
+    return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
+
+
+def _is_particular(job: Mapping[str, Any], state: str) -> bool:
+    """As :attr:`SlurmRecord.particular`."""
+    other = any(_OTHER_GRES.search(_text(job.get(f"tres_per_{what}"))) for what in ("node", "job", "task"))
+    some = 0 < len(expand_hosts(_text(job.get("required_nodes")))) < _nodes(job, state)
+    disk = _number(job.get("minimum_tmp_disk_per_node")) > 0
+    return other or some or disk or bool(job.get("contiguous")) or bool(_sharing(job) & {"user", "mcs"})
 
 
 def _tasks(job: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ class SlurmRest:
             return Done(0, self._get("jobs"), "")
         if words[0] == "sinfo":
             partitions = words[words.index("-p") + 1].split(",") if "-p" in words else []
-            return Done(0, _as_sinfo(self._get("nodes"), partitions), "")
+            return Done(0, _as_sinfo(self._get("nodes"), self._get("partitions"), partitions), "")
         return self._run(words)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def newest_version(openapi: str) -> str:
     return "v" + ".".join(map(str, known[-1]))
 
 
-def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
+def _as_sinfo(text: str, tiers_text: str, partitions: Sequence[str]) -> str:
     """The nodes as ``sinfo -N -O`` prints them with :data:`~joulery.adapters.clusters.slurm_nodes.FIELDS`.
 
     Raises:
@@ -169,8 +169,9 @@ def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
     """
     try:
         nodes = json.loads(text)["nodes"]
+        tiers = {one["name"]: _tier(one) for one in json.loads(tiers_text)["partitions"]}
         lines = [
-            _line(node, partition)
+            _line(node, partition, tiers.get(partition, ""))
             for node in nodes
             for partition in node.get("partitions") or ("",)
             if not partitions or partition in partitions
@@ -180,7 +181,14 @@ def _as_sinfo(text: str, partitions: Sequence[str]) -> str:
     return "".join(lines)
 
 
-def _line(node: Mapping[str, Any], partition: str) -> str:
+def _tier(partition: Mapping[str, Any]) -> str:
+    """Its PriorityTier: a number of its own in 22.05, within ``priority`` in newer versions."""
+    within = partition.get("priority")
+    tier = within.get("tier") if isinstance(within, Mapping) else partition.get("priority_tier")
+    return "" if tier is None else str(tier)
+
+
+def _line(node: Mapping[str, Any], partition: str, tier: str) -> str:
     features = node.get("active_features") or ""
     cells = {
         "nodelist": node["name"],
@@ -192,6 +200,7 @@ def _line(node: Mapping[str, Any], partition: str) -> str:
         "cpusstate": _cpus_state(node),
         "memory": node.get("real_memory", ""),
         "allocmem": node.get("alloc_memory", ""),
+        "prioritytier": tier,
     }
     return "".join(str(cells[name]).ljust(width) for name, width in FIELDS) + "\n"
 

@@ -75,11 +75,12 @@ class FreeSlots:
             self._free[job.pool][node], slots = nodes[node].less(job, count), slots - count
 
     def give(self, job: ClusterJob) -> None:
-        """Add the slots that a job holds."""
+        """Add the slots that a job holds, but for those on nodes that are not up."""
         nodes = self._free.setdefault(job.pool, {})
-        names = [name for name in job.nodes if name in nodes] or list(nodes)[:1]
+        names = job.nodes or list(nodes)[:1]
         for at, name in enumerate(names):
-            nodes[name] = nodes[name].less(job, -(job.slots // len(names) + (at < job.slots % len(names))))
+            if name in nodes:
+                nodes[name] = nodes[name].less(job, -(job.slots // len(names) + (at < job.slots % len(names))))
 
     def _suited(self, job: ClusterJob) -> dict[str, _Room]:
         """The nodes that the job may run on."""

@@ -93,4 +93,5 @@ def _some(jobs: Jobs, numbers: IntArray, groups: IntArray, kinds: int) -> Jobs:
         jobs.max_gpus[numbers],
         None if jobs.deadline_s is None else jobs.deadline_s[numbers],
         groups,
+        None if jobs.min_gpus is None else jobs.min_gpus[numbers],
     )

@@ -46,6 +46,7 @@ class Jobs:
         deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
             one.
         groups: The groups of nodes it may run on, the first group's bit lowest, int64[n]; None where it may on all.
+        min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
     """
 
     submit_s: FloatArray
@@ -55,6 +56,7 @@ class Jobs:
     max_gpus: IntArray
     deadline_s: FloatArray | None = None
     groups: IntArray | None = None
+    min_gpus: IntArray | None = None
 
     def __post_init__(self) -> None:
         if bool(np.any(np.diff(self.submit_s) < 0)):
@@ -207,7 +209,8 @@ class Plant:
                 return
         otherwise = int(self.jobs.requested[job]) if self.as_requested else 1
         want = self.newcomer_gpus.get(int(self.jobs.kind[job]), otherwise)
-        self.waiting.append((job, min(want, int(self.jobs.max_gpus[job]))))
+        least = 1 if self.jobs.min_gpus is None else int(self.jobs.min_gpus[job])
+        self.waiting.append((job, min(max(want, least), int(self.jobs.max_gpus[job]))))
         self._start_waiting(now_s)
         self.driver.poke()
 
@@ -432,6 +435,7 @@ class Plant:
             slowdown=None if deadlines is None else self.slowdown[kind],
             ahead_g_per_kwh=None if deadlines is None else _hours(now_s, ahead),
             expected_g_per_kwh=ahead.at(now_s),
+            min_gpus=None if self.jobs.min_gpus is None else self.jobs.min_gpus[job],
             round_s=self.round_s,
             wake_s=self.cluster.wake_s if self.cluster.sleep_after_s < math.inf else 0.0,
             ended_gpu_s=self.ended_gpu_s[max(0, ended - ENDED_JOBS) : ended],

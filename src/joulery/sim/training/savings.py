@@ -14,15 +14,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
-from joulery.domain.errors import DataError
+from joulery.domain.errors import ConfigError, DataError
 from joulery.perf.power.training_power import RTX3090_CLASSES, JobClass, power_table
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.core.streams import Streams
 from joulery.sim.training.cluster import TrainingRun
 from joulery.sim.training.plant import Jobs
 from joulery.sim.training.site_machines import SiteMachines, classes_of
-from joulery.sim.training.study import Setting, run_scheme
+from joulery.sim.training.study import SCHEMES, Setting, run_scheme
 
+_KEEP = (
+    *(name for name in SCHEMES if name.startswith("green")), "swift", "lean", "frugal", "fifo", "tiresias-requested",
+)  # fmt: skip
+"""Schemes in which a job may keep its GPUs."""
 BASE = "fifo"
 """The baseline: first come, first served, on the GPUs that were requested."""
 _MOST_GPUS = 8
@@ -67,6 +71,7 @@ class Savings:
     p99_jct: Spread
     fragmented: Spread | None = None
     energy_by_type: Mapping[str, Spread] = field(default_factory=dict)
+    keeps_gpus: bool = False
 
 
 def most_at_once(start_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray) -> int:
@@ -102,12 +107,14 @@ def savings(
         progress: Receives the number of samples done and in all.
 
     Raises:
-        ConfigError: No such scheduler.
+        ConfigError: No such scheduler, or one that chooses GPUs for jobs that keep theirs.
         DataError: A job held more GPUs than there are, or there is no job.
     """
     if not len(submit_s):
         raise DataError("no job held a GPU: nothing can be saved")
     machines = SiteMachines() if machines is None else machines
+    if machines.keeps_gpus and policy.partition(":")[0] not in _KEEP:
+        raise ConfigError("this scheduler chooses the GPUs of each job itself", got=policy, expected=", ".join(_KEEP))
     nodes = -(-cluster_gpus // machines.node.gpus)
     pairs = []
     for sample in range(samples):
@@ -136,6 +143,7 @@ def savings(
         change(lambda run: float(np.quantile(run.jct_s, 0.99))),
         _spread(lost) if machines.placed else None,
         _by_type(pairs),
+        machines.keeps_gpus,
     )
 
 
@@ -163,4 +171,5 @@ def _sampled_jobs(
     work_s = elapsed_s * table.speedup[kind, gpus]
     if machines.type_speed is not None:
         work_s = work_s * machines.type_speed
-    return Jobs(submit_s, work_s, kind, gpus, np.maximum(gpus, _MOST_GPUS), groups=machines.reach), classes
+    most, least = (gpus, gpus) if machines.keeps_gpus else (np.maximum(gpus, _MOST_GPUS), None)
+    return Jobs(submit_s, work_s, kind, gpus, most, groups=machines.reach, min_gpus=least), classes

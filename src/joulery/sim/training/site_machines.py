@@ -40,6 +40,7 @@ class SiteMachines:
         limits_of: That of each job, int64[n], -1 where it is not known; None where it is of none.
         type_speed, type_watts: Speed and power of the GPUs that each job ran on over those of the type of reference,
             float64[n]; None where all count as alike.
+        keeps_gpus: Whether each job runs on as many GPUs as it had; otherwise the scheduler chooses.
     """
 
     node: NodePower = field(default_factory=NodePower)
@@ -53,6 +54,7 @@ class SiteMachines:
     limits_of: IntArray | None = None
     type_speed: FloatArray | None = None
     type_watts: FloatArray | None = None
+    keeps_gpus: bool = False
 
 
 def node_of(gpus: int) -> NodePower:

@@ -58,6 +58,7 @@ class ReportOrSacct(click.Command):
 @click.option(
     "--node-gpus", type=click.IntRange(1, 1024), metavar="N", help="GPUs of a node; jobs are placed on nodes."
 )
+@click.option("--keep-gpus", is_flag=True, help="With --what-if: jobs keep the GPUs they had; none is resized.")
 @click.option("--nodes", metavar="GROUPS", help="Nodes by GPU type: TYPE:NODESxGPUS,... such as a100:2x8,v100:4x4.")
 @click.option(
     "--jobs",
@@ -88,6 +89,7 @@ def sacct_command(
     what_if: str | None,
     gpus: int | None,
     node_gpus: int | None,
+    keep_gpus: bool,
     nodes: str | None,
     jobs: Path | None,
     meters: Path | None,
@@ -131,7 +133,9 @@ def sacct_command(
     report = report_past(wanted)
     if trace is not None:
         _write_trace(report, trace, jobs)
-    saved = None if what_if is None else _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes, meters))
+    saved = None
+    if what_if is not None:
+        saved = _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes, meters, keep_gpus))
     put_out(_written(report, saved, form, wanted), out)
 
 

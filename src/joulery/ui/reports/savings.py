@@ -7,6 +7,8 @@ from typing import Any
 
 from joulery.app.past_jobs import BASE, LearnedRatio, Savings, SiteSavings, Spread, scheme
 
+_RESIZED = "Every job is resized; live only those whose owners give a range are (--keep-gpus: none)."
+
 
 @dataclass(frozen=True, slots=True)
 class SavingsReport:
@@ -33,6 +35,7 @@ class SavingsReport:
             "worse_in": self._losses(),
             "jobs": self.savings.jobs,
             "gpus": self.savings.gpus,
+            "keeps_gpus": self.savings.keeps_gpus,
             "samples": self.savings.samples,
             "draws": self.savings.samples,
             **self._machines(),
@@ -55,6 +58,7 @@ class SavingsReport:
             f"  p99 completion time   {_percent(saved.p99_jct)}",
             f"against first come, first served on the GPUs asked for; nine in ten of {saved.samples} samples of",
             "what the log does not record (kind of each job, cost of a restart) lie within the brackets.",
+            "Every job keeps the GPUs that it had." if saved.keeps_gpus else _RESIZED,
         ]
         if self.site is not None:
             power = self.site.power
