@@ -85,7 +85,7 @@ class _Proof:
         self._raise(certificate.usd_per_hour)
 
     def search_for(self, usd_per_hour: float, generator: BoxGenerator) -> None:
-        """Raise the bound until it is near a plan at this price by a search of all patterns, if it takes little work."""
+        """Raise the bound to near a plan at this price by a search of all patterns, if that takes little work."""
         wanted = self._wanted(usd_per_hour)
         for _ in range(_SEARCHES):
             relaxation = generator.generate(generator.master.relax())
