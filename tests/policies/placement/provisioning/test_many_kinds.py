@@ -11,12 +11,13 @@ from scipy.optimize import linprog
 
 from benchmarks.provision import rows, workloads
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.provisioning import Arrivals
 from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import PROCESSES_MAX, Knapsacks
-from joulery.policies.placement.provisioning.many_kinds.plan import _planned_batch
+from joulery.policies.placement.provisioning.many_kinds.plan import _MANY_EFFORT, _planned_batch, _Proof
 from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.packing import NEVER, problem_of
@@ -276,3 +277,31 @@ def test_gpus_planned_again_serve_the_same_services():
     served = sorted((share.part.workload, share.part.replica) for gpu in after for share in gpu.shares)
     assert served == sorted((share.part.workload, share.part.replica) for gpu in gpus for share in gpu.shares)
     assert replan_worst(problem, gpus, np.ones(len(problem.kinds)), lambda some: planner(some)[:1] * 9, 4) == gpus
+
+
+def test_all_patterns_are_searched_where_that_proves_more():
+    """Random requests fill a GPU with two or three services; boxes prove 7.83 GPUs for these 20 and no more."""
+    random = [replace(one, arrivals=Arrivals.poisson()) for one in workloads(rows(20, varied=True))]
+    problem = problem_of(random, [V100], Rules())
+    generator, proof = BoxGenerator(problem, _MANY_EFFORT), _Proof(problem)
+    proof.search_for(9 * V100.usd_per_hour, generator)
+    assert proof.bound == pytest.approx(9 * V100.usd_per_hour)
+    plan = generator.dive(QUICK)
+    assert plan.complete
+    assert plan.usd_per_hour == pytest.approx(proof.bound)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 5))
+def test_patterns_settled_together_fit_as_one_by_one(seed, count):
+    """Every pattern of two to four items: none is lost, none is let in that does not keep its limits."""
+    problem = servable(seed, count, 1)
+    one_by_one, packing = problem.packings[0], servable(seed, count, 1).packings[0]
+    fitting = fitting_patterns(one_by_one, len(problem.items), 4)
+    tried = [pattern for pattern in one_by_one._fits if len(pattern) > 1]
+    packing.screen(tried)
+    assert [pattern for pattern in tried if packing.fit(pattern) is not None] == [
+        one for one in tried if one in fitting
+    ]
+    for pattern in fitting:
+        assert sum(packing.fit(pattern).units) <= packing.capacity

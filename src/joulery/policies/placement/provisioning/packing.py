@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,8 +101,8 @@ class Packing:
         self.alone = np.array([some[0].units if some else NEVER for some in self._options], np.int64)
         self.power_w = np.array([min((o.figures[1] for o in some), default=0.0) for some in self._options])
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
-        kept = [_undominated(self.gpu, some) for some in self._options]
-        self._rows = _rows(kept, self.power_w)
+        self._kept = [_undominated(self.gpu, some) for some in self._options]
+        self._rows = _rows(self._kept, self.power_w)
         self._fits: dict[Pattern, PackedGpu | None] = {}
         self._tightest: dict[Pattern, PackedGpu | None] = {}
         self.unsure: set[Pattern] = set()
@@ -128,6 +128,10 @@ class Packing:
         """Units each item of each pattern needs at least, int64[patterns, n]; with ``more`` beside the pattern."""
         if patterns.shape[1] == 1 and more is None:
             return self.alone[patterns]
+        return np.asarray(self._needed_by(patterns, more).min(axis=2), np.int64)
+
+    def _needed_by(self, patterns: IntArray, more: More | None = None) -> FloatArray:
+        """Units each batch of each item of each pattern needs at least, float64[patterns, n, batches]."""
         power_w, cache_percent = self.power_w[patterns], self.cache_percent[patterns]
         others_w = power_w.sum(axis=1, keepdims=True) - power_w
         others_percent = cache_percent.sum(axis=1, keepdims=True) - cache_percent
@@ -135,8 +139,8 @@ class Packing:
         if more is not None:
             others_w, others_percent = others_w + more.power_w, others_percent + more.cache_percent
             processes += more.processes
-        needed = _needed(self.gpu, self._rows.of(patterns), others_w[:, :, None], others_percent[:, :, None], processes)
-        return np.asarray(needed.min(axis=2), np.int64)
+        rows = self._rows.of(patterns)
+        return _needed(self.gpu, rows, others_w[:, :, None], others_percent[:, :, None], processes)
 
     def tightest(self, pattern: Pattern) -> PackedGpu | None:
         """As :meth:`fit`, with the fewest units there are among the combinations of batches tried."""
@@ -156,6 +160,27 @@ class Packing:
         if pattern not in self._fits:
             self._fits[pattern] = self._search(pattern)
         return self._fits[pattern]
+
+    def screen(self, patterns: Iterable[Pattern]) -> None:
+        """Settle :meth:`fit` of many patterns at once, as far as the least units of their items can settle it.
+
+        Patterns that need more than a GPU at least do not fit. Of the others, the batches that need least are tried.
+        """
+        by_size: dict[int, list[Pattern]] = {}
+        for pattern in patterns:
+            if len(pattern) > 1 and pattern not in self._fits:
+                by_size.setdefault(len(pattern), []).append(pattern)
+        for some in by_size.values():
+            needed = self._needed_by(np.array(some))
+            most = needed.min(axis=2).sum(axis=1)
+            for pattern, units, chosen in zip(some, most.tolist(), needed.argmin(axis=2).tolist(), strict=True):
+                if units > self.capacity or self._barred(pattern):
+                    self._fits[pattern] = None
+                    continue
+                options = tuple(self._kept[item][at] for item, at in zip(pattern, chosen, strict=True))
+                layout = self._allocated(pattern, options, self.capacity)
+                if layout is not None:
+                    self._fits[pattern] = layout
 
     def impossible(self, pattern: Pattern) -> bool:
         """Whether no batches at all make the pattern fit: proven, not just not found."""

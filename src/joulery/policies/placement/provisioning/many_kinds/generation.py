@@ -124,8 +124,35 @@ class BoxGenerator(Generator):
         added = 0
         for index in self._wanted():
             values = self._values(relaxation) * self._allowed / self._price(index, relaxation)
-            added += self._join(index, self._searches[index].round(values, target, everywhere=everywhere))
+            found = self._searches[index].round(values, target, everywhere=everywhere)
+            self._packings[index].screen(found)
+            exchanged = self._exchanged(index, found, values, target)
+            self._packings[index].screen(exchanged)
+            added += self._join(index, found | exchanged)
         return added
+
+    def _exchanged(self, index: int, patterns: set[Pattern], values: FloatArray, target: float) -> set[Pattern]:
+        """Patterns with one item exchanged for the most valuable other that needs no more units alone.
+
+        Knapsacks hold the most valuable items alone; the relaxation needs patterns of every service. Where the pattern
+        does not fit, the other item needs fewer units.
+        """
+        packing, found = self._packings[index], set[Pattern]()
+        items = np.flatnonzero(values > 0)
+        items = items[np.argsort(-values[items], kind="stable")]
+        value, units, kind = values[items], packing.alone[items], self._kind[items]
+        for pattern in sorted(patterns):
+            spare = 0 if packing.fit(pattern) is not None else 1
+            worth = float(values[list(pattern)].sum())
+            mine = {self._kind[item] for item in pattern}
+            for item in set(pattern):
+                room = packing.alone[item] - spare
+                others = items[(units <= room) & (value > target - worth + values[item]) & ~np.isin(kind, [*mine])]
+                if len(others):
+                    rest = list(pattern)
+                    rest.remove(item)
+                    found.add(tuple(sorted([*rest, int(others[0])])))
+        return found - patterns
 
     def dive(self, step: DiveStep) -> Whole:
         """Whole numbers: settle the GPUs the relaxation is surest of, adapt the rest, and so on; the solver ends it."""

@@ -39,8 +39,10 @@ from joulery.policies.placement.provisioning.planner import (
 
 TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
-_MANY_EFFORT = Effort(branchings=60, seconds=20.0)
-"""Effort for the whole numbers of many services."""
+_MANY_EFFORT = Effort(branchings=60, seconds=20.0, nodes=30_000)
+"""Effort for the whole numbers of many services, and for a search of all patterns."""
+_SEARCHED_KINDS, _SEARCHES = 30, 3
+"""Different services up to which all patterns are searched for a bound, and how often."""
 _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
 """How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
@@ -80,8 +82,24 @@ class _Proof:
         self._boxes.raise_bound(wanted, _BOX_CUTS_SAMPLE if sample else _BOX_CUTS)
         certificate = self._boxes.certificate()
         self.values = certificate.values
-        if certificate.usd_per_hour > self.relaxed:
-            self.relaxed = certificate.usd_per_hour
+        self._raise(certificate.usd_per_hour)
+
+    def search_for(self, usd_per_hour: float, generator: BoxGenerator) -> None:
+        """Raise the bound to near a plan at this price by a search of all patterns, if that takes little work."""
+        wanted = self._wanted(usd_per_hour)
+        for _ in range(_SEARCHES):
+            relaxation = generator.generate(generator.master.relax())
+            gap_ratio = relaxation.usd_per_hour / wanted - 1
+            if self.near(usd_per_hour) or gap_ratio <= EQUAL:
+                return
+            proven, more = generator.prove(relaxation, gap_ratio * (1 - EQUAL))
+            self._raise(proven)
+            if not more:
+                return
+
+    def _raise(self, usd_per_hour: float) -> None:
+        if usd_per_hour > self.relaxed:
+            self.relaxed = usd_per_hour
             self.method = f"{cuts_of(self._problem)}; no layout of a GPU is worth more than its price"
             self.bound = max(self.bound, attainable(self._problem, self.relaxed, self._problem.ranges))
 
@@ -137,6 +155,9 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
         best = cheaper(best, generator.dive(CAREFUL))
     gpus = placed(problem, best.gpus) if best.complete else uncut_plan(problem, _MANY_EFFORT)
     proof.raise_for(cost_of(problem, gpus))
+    if kinds <= _SEARCHED_KINDS and not proof.near(cost_of(problem, gpus)):
+        generator.allow_cuts(True)
+        proof.search_for(cost_of(problem, gpus), generator)
     if problem.crossed and cost_of(problem, gpus) > proof.bound * (1 + EQUAL):  # knapsacks know of shares alone
         gpus = min(gpus, uncut_plan(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
     planner = partial(_planned_batch, problem.types, rules)
