@@ -159,6 +159,7 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
             "gap_ratio": certificate.gap_ratio,
             "unit": objective.unit,
             "method": certificate.method,
+            "limit_reached": certificate.limit_reached,
             **({} if math.isnan(certificate.relaxed) else {"relaxed_value": certificate.relaxed}),
         },
         "power_w": certificate.power_w,

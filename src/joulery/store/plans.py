@@ -277,6 +277,7 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
         ),
         cuts=tuple(CertifiedCut(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())),
         alike=tuple(tuple(names) for names in known.get("alike", ())),
+        limit_reached=bool(bound.get("limit_reached", False)),  # files of earlier versions do not say
     )
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from joulery.app.planning.envelope import look_up, point_of, site_envelope
+from joulery.app.planning.envelope import SURE_RATIO, look_up, point_of, site_envelope
 from joulery.app.planning.envelope_files import envelope_document, read_envelope
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError, InfeasibleError
@@ -57,7 +57,7 @@ def test_the_document_says_what_is_best_where_and_how_sure_it_is(kept):
 def test_a_later_run_looks_a_plan_up_and_it_is_a_plan(kept, tmp_path):
     site, file, made = kept
     out = tmp_path / "plan.json"
-    found = run(site, "--envelope", file, "--at", "0.7,50", "--json", "--out", out)
+    found = run(site, "--envelope", file, "--at", "0.7,50", "--as-kept", "--json", "--out", out)
     assert found.exit_code == 0, found.output
     document = json.loads(found.output)
     assert document["value"] == pytest.approx(made.lookup(50.0, 0.7)[1])
@@ -71,17 +71,39 @@ def test_a_later_run_looks_a_plan_up_and_it_is_a_plan(kept, tmp_path):
     proven = made.regret(50.0, 0.7).proven_ratio
     assert document["bound"]["value"] == pytest.approx(document["value"] / (1 + proven))
     assert document["bound"]["gap_ratio"] == pytest.approx(proven / (1 + proven))
-    said = run(site, "--envelope", file, "--at", "0.7,50").output
+    said = run(site, "--envelope", file, "--at", "0.7,50", "--as-kept").output
     assert "modelled, not simulated" in said
     assert "above any plan, as far as the plans made for the envelope are the best" in " ".join(said.split())
     assert "V100" not in said or "GPU 1" in said
+
+
+def test_where_the_envelope_is_coarse_a_look_up_plans_again(kept, tmp_path):
+    site, file, made = kept
+    at, price = next((load, 50.0) for load in (0.7, 0.3, 0.55, 0.9) if made.regret(50.0, load).known_ratio > SURE_RATIO)
+    asked, cost = load(str(site)), made.lookup(price, at)[1]
+    again = look_up(asked, file, at, price)
+    assert again.saved_ratio is not None
+    assert again.plan.certificate.value == pytest.approx(cost * (1 - again.saved_ratio), rel=1e-9)
+    assert again.plan.certificate.bound <= again.plan.certificate.value
+    assert again.regret.proven_ratio <= made.regret(price, at).proven_ratio * (1 + 1e-9)
+    assert again.plan.certificate.rates_rps == pytest.approx({"photos": 500 * at, "video": 100 * at})
+    assert look_up(asked, file, at, price, as_kept=True).plan.certificate.value == pytest.approx(cost)
+    said = run(site, "--envelope", file, "--at", f"{at},{price}").output
+    assert "planned again for this load and price, where the envelope is coarse" in " ".join(said.split())
+
+
+def test_where_the_envelope_is_sure_nothing_is_planned_again(kept, monkeypatch):
+    site, file, made = kept
+    load_at, price, _ = made.points[0]
+    monkeypatch.setattr("joulery.app.planning.envelope.planned_again", lambda *_: pytest.fail("planned again"))
+    assert look_up(load(str(site)), file, load_at, price).saved_ratio is None
 
 
 def test_the_command_makes_keeps_and_draws_one(tmp_path):
     site, out, page = site_file(tmp_path), tmp_path / "e.json", tmp_path / "e.html"
     found = run(site, "--envelope", "--intensity", "300 g/kWh", "--limit", "1 us", "--out", out, "--html", page)
     assert found.exit_code == 0, found.output
-    assert "proven at each plan's own load and price" in " ".join(found.output.split())
+    assert "loads and prices that plans were made for: no plan costs less" in " ".join(found.output.split())
     assert len(read_envelope(out).loads) == EnvelopeEffort().first, "the limit ends it before a further load"
     assert page.read_text().count("<figure") == 3
 
@@ -163,7 +185,11 @@ def test_a_point_is_a_load_and_a_price():
     [
         (("--at", "0.5"), "go with --envelope"),
         (("--limit", "1 min"), "go with --envelope"),
+        (("--as-kept",), "go with --envelope"),
         (("--envelope", "--at", "0.5"), "made already"),
+        (("--envelope", "--as-kept"), "made already"),
+        (("--envelope", "e.json", "--at", "0.5", "--html", "e.html"), "goes with making an envelope"),
+        (("--envelope", "e.json", "--at", "0.5", "--limit", "1 min"), "goes with making an envelope"),
         (("--envelope", "--objective", "cost"), "goes with one plan"),
         (("--envelope", "--compare", "knobs"), "goes with one plan"),
         (("--envelope", "--preset", "best"), "goes with preset joint"),

@@ -35,6 +35,15 @@ def test_every_prediction_says_what_it_stands_on(asked, distance, basis):
     assert all(0 < band.typical_ratio <= band.p90_ratio < math.inf for band in found.bands.values())
 
 
+@pytest.mark.parametrize(("measured", "asked"), [("", "chat"), ("chat", "")])
+def test_runs_that_state_no_task_stand_for_any_and_points_without_one_for_the_only_one(measured, asked):
+    stated = [truth(point(batch=load, task=measured)) for load in (8, 16, 64)]
+    found = LlmPredictor(stated).predict([point(batch=load, task=asked) for load in (16, 30)])
+    assert [each.basis for each in found] == ["measured", "fitted"]
+    assert found[0].throughput_tps == truth(point(batch=16)).throughput_tps
+    assert found[0].point.task == asked
+
+
 def test_a_measured_load_is_answered_with_its_measurement():
     (found,) = PREDICTOR.predict([point(batch=32)])
     measured = truth(point(batch=32))

@@ -16,12 +16,14 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis, Regret
 from joulery.domain.gpu.provisioning import ProvisionPlan
-from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope
+from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope, planned_again
 from joulery.policies.placement.joint.plan import quality_of_fleet
 from joulery.policies.placement.joint.problem import JointRequest, JointService
 
 LIMIT_S = 600.0
 """CPU time that an envelope may take where no limit is given."""
+SURE_RATIO = 0.005
+"""How far a look-up may be above the best plan, as far as the envelope knows, before a plan is made again."""
 _METHOD = "looked up in an envelope"
 
 
@@ -34,6 +36,8 @@ class FoundPlan:
         name: Its name in the envelope.
         load, price: What was asked for.
         regret: How far it may be above the best plan there is.
+        saved_ratio: What a plan made again for just this load and price costs less than the one that was kept, as a
+            ratio of the latter; None where none was made.
     """
 
     plan: ProvisionPlan
@@ -41,6 +45,7 @@ class FoundPlan:
     load: float
     price: float
     regret: Regret
+    saved_ratio: float | None = None
 
 
 def site_envelope(
@@ -73,8 +78,17 @@ def site_envelope(
     return replace(made, site=_words(request), quality=quality_of_fleet(request.fleet))
 
 
-def look_up(site: Site, file: Path, load: float, price: float) -> FoundPlan:
+def look_up(site: Site, file: Path, load: float, price: float, *, as_kept: bool = False) -> FoundPlan:
     """The plan of an envelope file for a load and a price.
+
+    Where the envelope knows its cost to no more than 0.5 %, a plan is made again for this load and price, beginning
+    with those kept for loads beside it, and the better of the two is returned.
+
+    Args:
+        site: The site.
+        file: The envelope.
+        load, price: What is looked up.
+        as_kept: Return the plan that is kept, however far it may be from the best.
 
     Raises:
         DataError: The file is no envelope, or was made for another site.
@@ -84,23 +98,46 @@ def look_up(site: Site, file: Path, load: float, price: float) -> FoundPlan:
     envelope = read_envelope(file)
     request, _ = _asked(site, envelope.axis.g_per_kwh)
     _check_site(file, envelope.site, _words(request))
+    kept = _kept(request, envelope, load, price)
+    if as_kept or kept.regret.known_ratio <= SURE_RATIO:
+        return kept
+    again = planned_again(request, envelope, price, load)
+    value, cost = _certificate(again).value, _certificate(kept.plan).value
+    bound = max(_certificate(again).bound, _certificate(kept.plan).bound)
+    if value >= cost:
+        again = replace(kept.plan, certificate=replace(_certificate(kept.plan), bound=min(bound, cost)))
+    saved_ratio = max(0.0, 1 - value / cost)
+    best = min(value, cost)
+    return replace(kept, plan=again, regret=Regret(0.0, _above(best, bound)), saved_ratio=saved_ratio)
+
+
+def _above(cost: float, bound: float) -> float:
+    return max(0.0, cost / bound - 1) if bound > 0 else math.inf
+
+
+def _certificate(plan: ProvisionPlan) -> PlanCertificate:
+    assert plan.certificate is not None  # joint plans have one
+    return plan.certificate
+
+
+def _kept(request: JointRequest, envelope: Envelope, load: float, price: float) -> FoundPlan:
+    """The best plan of an envelope for a load and a price."""
     found, cost = envelope.lookup(price, load)
-    gpus, axis = found.at(load), envelope.axis
-    power_w, regret = found.power_at_w(load), envelope.regret(price, load)
+    regret = envelope.regret(price, load)
     certificate = PlanCertificate(
-        objective=axis.objective(price),
+        objective=envelope.axis.objective(price),
         value=cost,
         bound=cost / (1 + regret.proven_ratio),
         method=f"{_METHOD}: {found.name}, for loads up to {found.load:.4g}; the bound is that of plans for loads and "
         "prices beside it",
         optimal=False,
-        power_w=power_w,
+        power_w=found.power_at_w(load),
         rates_rps={each.workload.id: load * each.workload.rate_rps for each in request.services},
         floors_ratio={each.workload.id: each.floor_ratio for each in request.services},
         available={each.gpu_type.name: each.gpu_type.available for each in request.fleet},
         power_cap_w=request.power_cap_w,
     )
-    plan = ProvisionPlan("joint", gpus, quality=envelope.quality, certificate=certificate)
+    plan = ProvisionPlan("joint", found.at(load), quality=envelope.quality, certificate=certificate)
     return FoundPlan(plan, found.name, load, price, regret)
 
 

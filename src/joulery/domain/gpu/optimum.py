@@ -242,6 +242,8 @@ class PlanCertificate:
         relaxed: What the prices prove; NaN where that is the bound.
         alike: Names of services that were planned as one kind: ``costs`` and ``patterns`` name the first of them, and
             an instance may serve any. Their prices are equal.
+        limit_reached: Whether the solver of whole numbers ended at its limit of branchings or seconds: the plan is the
+            best one found until then, and further search may close more of the gap.
     """
 
     objective: PlanObjective
@@ -265,6 +267,7 @@ class PlanCertificate:
     relaxed: float = math.nan
     alike: tuple[tuple[str, ...], ...] = ()
     carbon_cap_g_per_hour: float | None = None
+    limit_reached: bool = False
 
     @property
     def carbon_price(self) -> float:

@@ -262,9 +262,11 @@ class Envelope:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """How far the bound of each point is below a look-up there, as a ratio; the nearest first."""
+        """How far the bound of each point that has one is below a look-up there, as a ratio; the nearest first."""
         found = []
         for load, price, bound in self.planned:
+            if bound <= 0:
+                continue
             cost = float(self.costs(price, load)[1].min())
             found.append(max(0.0, 1 - bound / cost) if cost > 0 else 0.0)
         return tuple(sorted(found))
@@ -272,7 +274,7 @@ class Envelope:
     @property
     def gap_ratio(self) -> float:
         """The greatest of the gaps."""
-        return self.gaps[-1]
+        return max(self.gaps, default=0.0)
 
     @property
     def planned(self) -> tuple[PlannedPoint, ...]:

@@ -130,13 +130,17 @@ class LlmPredictor:
         self._series: dict[tuple[object, ...], list[LlmRun]] = defaultdict(list)
         for run in self.runs:
             self._series[run.point.series].append(run)
+        self._tasks: dict[tuple[object, ...], set[str]] = defaultdict(set)
+        for run in self.runs:
+            self._tasks[run.point.configuration].add(run.point.task)
+            self._tasks[()].add(run.point.task)
         self._models = {run.point.model_id for run in self.runs}
         self._backbones = {run.point.facts.backbone for run in self.runs}
         self._gpus = {run.point.gpu.name for run in self.runs}
 
     def predict(self, points: Sequence[LlmPoint]) -> list[LlmPrediction]:
         """What each point would measure, in the order of ``points``."""
-        asked = [self._with_lengths(point) for point in points]
+        asked = [self._placed(point) for point in points]
         series: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, point in enumerate(asked):
             series[(point.series, point.input_tokens, point.output_tokens)].append(index)
@@ -145,8 +149,8 @@ class LlmPredictor:
             found.update(zip(group, self._one_series([asked[index] for index in group]), strict=True))
         return [replace(found[index], point=points[index]) for index in range(len(points))]
 
-    def distance(self, point: LlmPoint) -> Distance:
-        """How far a point is from what was measured."""
+    def _distance(self, point: LlmPoint) -> Distance:
+        """How far a point, under the task of its runs, is from what was measured."""
         loads = [run.point.batch for run in self._series.get(point.series, ())]
         if loads:
             if self._same(point) is not None:
@@ -189,7 +193,7 @@ class LlmPredictor:
     def _prediction(
         self, point: LlmPoint, index: int, values: Mapping[str, FloatArray], deviations: Mapping[str, FloatArray]
     ) -> LlmPrediction:
-        distance = self.distance(point)
+        distance = self._distance(point)
         bands = {name: self._fits[name].scales[distance].band(float(deviations[name][index])) for name in values}
         time_s, power_w, p50_s, p99_s = (
             float(values[name][index]) if name in values else None for name in (TOKEN_TIME, POWER, ITL_P50, ITL_P99)
@@ -217,6 +221,19 @@ class LlmPredictor:
             if near and (None in limits or limits[0] == limits[1]):
                 return run
         return None
+
+    def _placed(self, point: LlmPoint) -> LlmPoint:
+        """The point under the task of the runs it belongs to, with the length of its answers.
+
+        Runs that state no task stand for any; a point that states none is of the one task that was measured.
+        """
+        tasks = self._tasks.get(point.configuration, self._tasks[()])
+        if point.task not in tasks:
+            if "" in tasks:
+                point = replace(point, task="")
+            elif not point.task and len(tasks) == 1:
+                point = replace(point, task=next(iter(tasks)))
+        return self._with_lengths(point)
 
     def _with_lengths(self, point: LlmPoint) -> LlmPoint:
         """The point with the length of its answers, from runs alike where it is not given."""

@@ -209,7 +209,8 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
     served: dict[str, list[tuple[FloatArray, Batches]]] = {service.name: [] for service in services}
     outcomes = []
     for gpu, tenants in zip(gpus, routed, strict=True):
-        serve = _always if trial.neighbours is Neighbours.ALWAYS else serve_together
+        # Without a neighbour the two readings are one, and the fast path serves.
+        serve = _always if trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1 else serve_together
         run = serve(gpu.truth, tenants, trial.warmup_s, trial.end_s)
         outcomes.append(_gpu_outcome(gpu, run, trial))
         for instance, tenant, batches in zip(gpu.instances, tenants, run.batches, strict=True):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NOT_WITH_SERIES = (
     *("running", "compare", "page_file", "triton", "objective", "lock", "intensity", "max_moves"),
-    *("envelope", "at", "limit", "slo_prices"),
+    *("envelope", "at", "as_kept", "limit", "slo_prices"),
 )
 _NOT_WITH_ENVELOPE = (
     *("compare", "objective", "lock", "running", "follow", "max_moves", "explain", "triton"),
@@ -72,6 +72,7 @@ _NOT_WITH_ENVELOPE = (
     help="For joint: plans over price and load, kept with --out; with FILE, the plan of it that --at asks for.",
 )
 @click.option("--at", metavar="LOAD[,PRICE]", help="With --envelope FILE: a ratio of the rates, and USD/kg (or /kWh).")
+@click.option("--as-kept", is_flag=True, help="With --at: never plan again, however little the envelope knows there.")
 @click.option("--limit", metavar="T", help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
@@ -101,6 +102,7 @@ def command(
     series: str | None,
     envelope: str | None,
     at: str | None,
+    as_kept: bool,
     limit: str | None,
     explain: bool,
     slo_prices: bool,
@@ -129,7 +131,7 @@ def command(
     if series is not None:
         _plan_series(site, Path(series) if series else None, click.get_current_context().params)
         return
-    if envelope is not None or at is not None or limit is not None:
+    if envelope is not None or at is not None or limit is not None or as_kept:
         _plan_envelope(site, g_per_kwh, click.get_current_context().params)
         return
     options = PlanOptions(
@@ -185,20 +187,24 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
 
     preset, kept, at, limit = given["preset"] or site.plan.preset, given["envelope"], given["at"], given["limit"]
     if kept is None:
-        raise ConfigError("--at and --limit go with --envelope", pointer="--at" if limit is None else "--limit")
+        flag = next(flag for flag in ("limit", "at", "as_kept") if given[flag] not in (None, False))
+        raise ConfigError("--at, --as-kept and --limit go with --envelope", pointer=f"--{flag.replace('_', '-')}")
     if preset != "joint":
         raise ConfigError(f"--envelope goes with preset joint, not {preset}", pointer="--envelope")
-    _refuse_beside(given, _NOT_WITH_ENVELOPE, "--envelope makes many")
+    _refuse_beside(given, _NOT_WITH_ENVELOPE, "goes with one plan, --envelope makes many")
     out, as_json = given["out"], given["as_json"]
     if kept:
         if at is None:
             raise ConfigError("which plan of the envelope?", pointer="--at", expected="LOAD or LOAD,PRICE")
-        found = look_up(site, Path(kept), *point_of(at))
+        _refuse_beside(given, ("limit", "page_file"), "goes with making an envelope, not with a look-up")
+        with without_solver_lines():
+            found = look_up(site, Path(kept), *point_of(at), as_kept=given["as_kept"])
         _keep(document := document_of(found.plan), out)
-        _echo(document, found_view(found.plan, found.name, found.regret), as_json)
+        _echo(document, found_view(found.plan, found.name, found.regret, found.saved_ratio), as_json)
         return
-    if at is not None:
-        raise ConfigError("--at looks up an envelope that is made already", pointer="--at", hint="--envelope FILE")
+    if at is not None or given["as_kept"]:
+        flag = "--as-kept" if at is None else "--at"
+        raise ConfigError(f"{flag} looks up an envelope that is made already", pointer=flag, hint="--envelope FILE")
     limit_s = LIMIT_S if limit is None else flag_quantity(limit, TIME, "--limit")
     with without_solver_lines():
         made = site_envelope(site, g_per_kwh, limit_s=limit_s, progress=_progress)
@@ -224,14 +230,14 @@ def _echo(document: dict[str, Any], shown: list[RenderableType], as_json: bool) 
 
 
 def _refuse_beside(given: Mapping[str, Any], flags: Sequence[str], why: str) -> None:
-    """Refuse flags of one plan where several are made.
+    """Refuse flags that do not go with what is done.
 
     Raises:
         ConfigError: One is given.
     """
     if beside := next((flag for flag in flags if given[flag] not in (None, False)), None):
         flag = "--" + {"page_file": "html"}.get(beside, beside).replace("_", "-")
-        raise ConfigError(f"{flag} goes with one plan, {why}", pointer=flag)
+        raise ConfigError(f"{flag} {why}", pointer=flag)
 
 
 def _show(made: SitePlan, explain: bool, triton: Path | None) -> None:
@@ -249,7 +255,7 @@ def _plan_series(site: Site, loads: Path | None, given: Mapping[str, Any]) -> No
     from joulery.ui.reports.plan.joint_day_text import day_view
     from joulery.ui.reports.plan.shares_text import series_view
 
-    _refuse_beside(given, _NOT_WITH_SERIES, "--series makes several")
+    _refuse_beside(given, _NOT_WITH_SERIES, "goes with one plan, --series makes several")
     with without_solver_lines():
         made = plan_site_series(site, given["preset"], given["max_migrations"], loads)
     document = series_document(made)

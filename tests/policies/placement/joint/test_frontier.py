@@ -11,7 +11,13 @@ import pytest
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.plan_envelope import Envelope, ErrorTable, PriceAxis
 from joulery.policies.placement.joint.day import with_rates
-from joulery.policies.placement.joint.frontier import EnvelopeEffort, _Zone, _zones, make_envelope
+from joulery.policies.placement.joint.frontier import (
+    EnvelopeEffort,
+    _Zone,
+    _zones,
+    make_envelope,
+    planned_again,
+)
 from joulery.policies.placement.joint.plan import plan_joint
 from tests.policies.placement.joint.brute_force import fleet, random_request
 from tests.policies.placement.joint.test_alike import check
@@ -110,6 +116,29 @@ def test_plans_are_spent_at_the_prices_and_loads_where_look_ups_are_off():
     assert _zones(ErrorTable(edges, ratios * 0.1), (0.2, 1.0), prices, EnvelopeEffort()) == []
     thin = ErrorTable(np.array([0.2, 0.2 * 1.0004]), np.full((1, 4), 0.5))
     assert _zones(thin, (0.2,), prices, EnvelopeEffort()) == [], "another GPU is needed somewhere in between"
+
+
+def test_loads_close_to_others_choose_among_their_sizes_and_prove_nothing():
+    asked = random_request(0)
+    close = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=5, close_ratio=2.0))
+    unproven = [point for point in close.points if point.bound == 0]
+    assert 0 < len(unproven) < len(close.points)
+    assert len(close.gaps) == len(close.points) - len(unproven)
+    for load, price, _ in unproven[:2]:
+        fresh = plan_joint(at(asked, load, AXIS.objective(price))).certificate
+        cost, regret = close.lookup(price, load)[1], close.regret(price, load)
+        assert fresh.bound * (1 - 1e-9) <= cost <= fresh.value * 1.01
+        assert cost <= fresh.value * (1 + regret.proven_ratio) * (1 + 1e-9)
+        check_plan(at(asked, load, AXIS.objective(price)), close.lookup(price, load)[0].at(load))
+
+
+def test_a_plan_made_again_is_no_worse_than_a_look_up_or_a_fresh_plan():
+    asked = random_request(0)
+    coarse = make_envelope(asked, AXIS, effort=EnvelopeEffort(first=2, loads=2))
+    for price, load in points(coarse, 2, seed=3):
+        again = planned_again(asked, coarse, price, load).certificate
+        assert again.value <= plan_joint(at(asked, load, AXIS.objective(price))).certificate.value * (1 + 1e-9)
+        assert again.bound * (1 - 1e-9) <= coarse.lookup(price, load)[1]
 
 
 def test_the_error_table_and_regrets_agree(made):

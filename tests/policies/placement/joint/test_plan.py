@@ -11,6 +11,7 @@ from joulery.domain.gpu.optimum import objective_of
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked, one_after_the_other, with_power
+from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, problem_of
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
@@ -221,6 +222,17 @@ def test_a_power_cap_is_kept_where_dollars_would_not_keep_it():
     assert capped.certificate.power_w <= cap_w + 1e-6
     assert capped.certificate.value >= free.certificate.value
     assert capped.certificate.bound <= capped.certificate.value
+
+
+def test_a_solver_out_of_time_says_so_with_its_best_plan_and_gap():
+    services = tuple(service(f"W{at + 1}", model, rate, slo) for at, (model, slo, rate) in enumerate(APP12[:5]))
+    request = JointRequest(services, (fleet(2, 60.0),), RULES, ENERGY)
+    cut = plan_joint(request, JointEffort(seconds=1e-4)).certificate
+    assert cut.limit_reached
+    assert not cut.optimal
+    assert 0 < cut.bound < cut.value
+    assert 0 < cut.gap_ratio < 1
+    assert not plan_joint(replace(request, services=services[:1])).certificate.limit_reached
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from joulery.perf.catalog.llm_runs import published_runs
 from joulery.perf.llm.models import model_facts
 from joulery.perf.llm.predictor import LlmPredictor
 from joulery.policies.placement.language.candidates import ReplicaGroup, candidates, within
+from joulery.policies.placement.language.master import SolvedShares
 from joulery.policies.placement.language.search import plan_language
 from joulery.policies.placement.language.task import LanguageGpu, LanguageRules, LanguageService, LanguageVariant
 
@@ -105,6 +106,16 @@ def test_limits_of_the_pool_are_kept_and_two_services_share_it():
     assert used["B200"] <= 3
     assert made.usd_per_hour >= free.usd_per_hour
     assert {each.service for each in made.replicas} == {"chat", "code"}
+
+
+def test_a_solver_out_of_time_leaves_replicas_of_one_kind_if_they_are_there(monkeypatch):
+    monkeypatch.setattr("joulery.policies.placement.language.search.solve", lambda *_: SolvedShares((), 1.0))
+    asked = replace_service(minimum_quality_ratio=0.8)
+    made = plan(asked, gpus=(B200._replace(available=8),))
+    assert sum(each.count * each.gpus for each in made.replicas) <= 8
+    assert 0 < made.bound.gap_ratio < 1
+    with pytest.raises(InfeasibleError, match="reached its limit"):
+        plan(asked, gpus=(B200._replace(available=1),))
 
 
 def test_too_few_gpus_say_which_and_what_would_do():

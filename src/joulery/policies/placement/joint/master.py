@@ -17,7 +17,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.divisions import divisions_of
-from joulery.policies.placement.joint.gpu_counts import solve_at_once, solve_by_count
+from joulery.policies.placement.joint.gpu_counts import WholeNumbers, solve_at_once, solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.joint.spread import spread_rows, spread_slices
@@ -224,11 +224,34 @@ class JointMaster:
             if self.problem.slices
             else solve_by_count(mip, range(first, last), gap_ratio, branchings)
         )
+        if not len(found.values):
+            return JointSolution({}, {}, math.inf, self.problem.rates_rps, found.status)
+        return self._solution(found)
+
+    def rounded_up(self) -> JointSolution:
+        """The relaxation with every GPU and slice rounded up, for where a limit ended the solver before any plan.
+
+        It serves nothing where services stand for several, or where so many GPUs are not there.
+        """
+        model, _ = self._empty()
+        for known in self.patterns:
+            self._add_pattern(model, known)
+        nothing = JointSolution({}, {}, math.inf, self.problem.rates_rps, SolveStatus.OPEN)
+        if self.divisions or run(model) is not SolveStatus.OPTIMAL:
+            return nothing
+        whole = np.ceil(np.array(model.getSolution().col_value, np.float64)[self._first :] - _TINY)
+        for at, count in enumerate(whole.tolist(), self._first):
+            model.changeColBounds(at, count, count)
+        if run(model) is not SolveStatus.OPTIMAL:
+            return nothing
+        values, value = np.array(model.getSolution().col_value, np.float64), model.getInfo().objective_function_value
+        return self._solution(WholeNumbers(values, float(value), 0.0, SolveStatus.OPEN))
+
+    def _solution(self, found: WholeNumbers) -> JointSolution:
         values, value, proven, status = found
-        if not len(values):
-            return JointSolution({}, {}, math.inf, self.problem.rates_rps, status)
+        cuts, first = self._first + len(self.problem.slices), self._first + self._cut
+        last = first + len(self.patterns)
         unserved = values[len(self._flows) : self._first]
-        cuts = self._first + len(self.problem.slices)
         slices = _counted(values[self._first : cuts])
         cut, spread = _counted(values[cuts : self._last_cut]), _counted(values[self._last_cut : first])
         counts, divided = _counted(values[first:last]), _counted(values[last : last + len(self.divisions)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,15 +95,34 @@ def plan_problem(
     proof, duals = _proven(generator, duals)
     near = duals.value * _NEAR_RATIO
     whole = _whole(generator, _QUICK_RATIO, near)
-    optimal, branched = False, 0.0
     if _served(whole):
-        whole, optimal, branched = _improved(generator, duals, whole)
+        best = _improved(generator, duals, whole)
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
         whole = _whole(generator, _QUICK_RATIO, math.inf)
-    if not _served(whole):
-        raise infeasible(problem, duals, whole)
-    return _plan_of(problem, generator, whole, proof, optimal, branched), generator.master
+        limit_reached = whole.status is SolveStatus.OPEN
+        if limit_reached and not _served(whole):
+            whole = generator.master.rounded_up()
+        best = _Best(whole, limit_reached=limit_reached)
+    if not _served(best.whole):
+        raise infeasible(problem, duals, best.whole)
+    return _plan_of(problem, generator, best, proof), generator.master
+
+
+class _Best(NamedTuple):
+    """The best whole numbers.
+
+    Attributes:
+        whole: They.
+        optimal: Whether they are proven optimal.
+        branched: What no plan has less than, by branch and bound.
+        limit_reached: Whether the solver ended at its limit.
+    """
+
+    whole: JointSolution
+    optimal: bool = False
+    branched: float = 0.0
+    limit_reached: bool = False
 
 
 def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, Pattern]]:
@@ -160,26 +180,23 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]
     return best, duals
 
 
-def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> tuple[JointSolution, bool, float]:
-    """Whole numbers again, with all that a better plan could have.
-
-    Returns:
-        The better solution; whether it is proven optimal; what no plan has less than, by branch and bound.
-    """
+def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> _Best:
+    """Whole numbers again, with all that a better plan could have."""
     slack = whole.value - duals.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
-        return whole, True, 0.0
+        return _Best(whole, optimal=True)
     if slack > abs(whole.value) * _WIDE_RATIO and not generator.problem.slices:
         whole = _at_its_count(generator, whole)
         slack = whole.value - duals.value
     if slack > abs(whole.value) * generator.effort.wide_ratio:
-        return whole, False, 0.0
+        return _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
     complete = generator.enrich(duals, slack)
     again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
     proven = complete and generator.master.divisions_complete and again.status is SolveStatus.OPTIMAL
-    return better, proven, min(again.proven, whole.value) if complete else 0.0
+    branched = min(again.proven, whole.value) if complete else 0.0
+    return _Best(better, proven, branched, limit_reached=again.status is SolveStatus.OPEN)
 
 
 def _at_its_count(generator: JointGenerator, whole: JointSolution) -> JointSolution:
@@ -191,14 +208,8 @@ def _at_its_count(generator: JointGenerator, whole: JointSolution) -> JointSolut
     return again if _served(again) and again.value <= whole.value else whole
 
 
-def _plan_of(
-    problem: JointProblem,
-    generator: JointGenerator,
-    whole: JointSolution,
-    proof: JointProof,
-    optimal: bool,
-    branched: float,
-) -> ProvisionPlan:
+def _plan_of(problem: JointProblem, generator: JointGenerator, best: _Best, proof: JointProof) -> ProvisionPlan:
+    whole, branched = best.whole, best.branched
     chosen = [(generator.master.patterns[at], count) for at, count in sorted(whole.counts.items())]
     divisions = generator.master.divisions
     if divisions:
@@ -218,8 +229,9 @@ def _plan_of(
         method=f"branch and bound over all of them; {certificate.method}" if branches else certificate.method,
         power_w=math.fsum(gpu.power_w for gpu in gpus),
         # Requests of services that are alike are shared out afterwards: that may take more than was solved for.
-        optimal=(optimal and value <= whole.value * (1 + _EXACT_RATIO)) or bound >= value * (1 - _EXACT_RATIO),
+        optimal=(best.optimal and value <= whole.value * (1 + _EXACT_RATIO)) or bound >= value * (1 - _EXACT_RATIO),
     )
+    certificate = replace(certificate, limit_reached=best.limit_reached and not certificate.optimal)
     plan = ProvisionPlan("joint", gpus, quality=quality_of(problem), certificate=certificate)
     return on_hosts_of(problem.request, plan)
 
@@ -257,6 +269,13 @@ def infeasible(problem: JointProblem, duals: Duals, whole: JointSolution) -> Inf
     row = problem.request.cap_text if capped else f"number of GPUs: {there}"
     served = math.fsum(whole.counts.values())
     missing = ", ".join(f"{name} ({rate:.4g} /s)" for name, rate in sorted(left.items()))
+    if not (relaxed or capped or there):
+        return InfeasibleError(
+            f"the solver reached its limit before it found a plan; the nearest leaves out {missing}",
+            binding="limit of the solver",
+            nearest={"gpus": int(served), "unserved_rps": left},
+            hint="plan again where the machine has less to do, or plan fewer services at once",
+        )
     return InfeasibleError(
         f"no plan {'exists' if relaxed else 'was found'} within the {row}; the nearest leaves out {missing}",
         binding=row,

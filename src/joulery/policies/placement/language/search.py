@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,12 +90,16 @@ def plan_language(
         raise _too_few(searched, available, rules)
     chosen = _shared_out(solved.shares, rules)
     alike = [_cheapest(_alike(each, rules), rules) for each in searched]
-    if not available and (
+    if _there(alike, available) and (
         not chosen or math.fsum(each.cost(rules) for each in alike) <= math.fsum(each.cost(rules) for each in chosen)
     ):
         chosen = alike
     if not chosen:
-        raise InfeasibleError("no plan was found in time", hint="fewer variants, or fewer GPU types")
+        raise InfeasibleError(
+            "the solver reached its limit before it found a plan within the GPUs there are",
+            binding="limit of the solver",
+            hint="list fewer variants or GPU types, or plan where the machine has less to do",
+        )
     value = math.fsum(each.cost(rules) for each in chosen)
     bound = min(solved.bound, value)
     return LanguagePlan(
@@ -112,6 +116,14 @@ def plan_language(
             lines, services, available, rules, [candidate for each in searched for candidate in each.barred]
         ),
     )
+
+
+def _there(replicas: Sequence[ServedReplicas], available: Mapping[str, int]) -> bool:
+    """Whether there are as many GPUs as some replicas need."""
+    needed: Counter[str] = Counter()
+    for each in replicas:
+        needed[each.candidate.group.gpu.name] += each.count * each.candidate.group.gpus
+    return all(needed[name] <= most for name, most in available.items())
 
 
 def _shared_out(shares: Sequence[ReplicaShare], rules: LanguageRules) -> list[ServedReplicas]:

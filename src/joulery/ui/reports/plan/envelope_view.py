@@ -62,23 +62,34 @@ def sentences(envelope: Envelope) -> list[str]:
         more = f" and {len(off) - _NAMED} other stretches" if len(off) > _NAMED else ""
         found.append(f"farther off between loads {named}{more}: another GPU is needed there, or the limit came first")
     gaps = envelope.gaps
-    found.append(
-        f"proven at each plan's own load and price: no plan costs less than half of these by more than "
-        f"{percent(gaps[len(gaps) // 2])}, than the worst of them by more than {percent(gaps[-1])}"
-    )
+    if gaps:
+        found.append(
+            f"proven at {len(gaps)} of the {len(envelope.planned)} loads and prices that plans were made for: no plan "
+            f"costs less than half of these by more than {percent(gaps[len(gaps) // 2])}, than the worst of them by "
+            f"more than {percent(gaps[-1])}"
+        )
     return found
 
 
-def found_view(plan: ProvisionPlan, name: str, regret: Regret) -> list[RenderableType]:
-    """A plan that was looked up."""
+def found_view(
+    plan: ProvisionPlan, name: str, regret: Regret, saved_ratio: float | None = None
+) -> list[RenderableType]:
+    """A plan that was looked up, or made again because the envelope knew too little; what that saved."""
     certificate = plan.certificate
     assert certificate is not None
     proven = f"; proven at most {percent(regret.proven_ratio)}" if math.isfinite(regret.proven_ratio) else ""
+    title = name if not saved_ratio else f"instead of {name}"
     head_text = Text(
-        f"{name}: {len(plan.gpus)} GPUs, {watts(certificate.power_w)}, {usd(plan.usd_per_hour)}/h; in all "
+        f"{title}: {len(plan.gpus)} GPUs, {watts(certificate.power_w)}, {usd(plan.usd_per_hour)}/h; in all "
         f"{usd(certificate.value)}/h at this price\n"
     )
-    if math.isfinite(regret.known_ratio):
+    if saved_ratio is not None:
+        saved = f"{percent(saved_ratio, 2)} less than" if saved_ratio > 0 else "no less than"
+        head_text.append(
+            f"planned again for this load and price, where the envelope is coarse: {saved} the plan that was kept"
+            f"{proven}\n"
+        )
+    elif math.isfinite(regret.known_ratio):
         head_text.append(
             f"at most {percent(regret.known_ratio, 2)} above any plan, as far as the plans made for the envelope are "
             f"the best for their loads and prices{proven}\n"

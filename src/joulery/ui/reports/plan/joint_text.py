@@ -112,6 +112,8 @@ def _headline(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     else:
         text.append(f"\nno plan has less than {bound}, {percent(certificate.gap_ratio)} below this one", "dim")
     text.append(f" ({certificate.method})", "dim")
+    if certificate.limit_reached:
+        text.append("\nthe solver reached its limit: this is the best plan so far, and more search may close the gap")
     return text
 
 

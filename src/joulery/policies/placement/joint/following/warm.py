@@ -37,6 +37,9 @@ from joulery.policies.placement.joint.problem import JointProblem, JointRequest,
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of, on_hosts_of
 from joulery.policies.placement.master import add_row, make_whole, new_model, run
 
+Sizes = dict[str, dict[int, set[int]]]
+"""Largest batches by service and by the number of equal parts of its rate."""
+
 NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
@@ -189,20 +192,29 @@ def _unlimited(
 
 def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
     """The request with the parts and batches alone that the best known patterns of a plan use."""
-    if before.certificate is None:
-        return request
-    known: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for pattern in best_patterns(before.certificate, _SIZES):
+    return request if before.certificate is None else narrowed_to(request, sizes_of(before.certificate))
+
+
+def sizes_of(certificate: PlanCertificate) -> Sizes:
+    """The parts and batches that the best known patterns of a plan use."""
+    known: Sizes = defaultdict(lambda: defaultdict(set))
+    for pattern in best_patterns(certificate, _SIZES):
         for each in pattern.instances:
-            known[each.service][round(before.certificate.rates_rps[each.service] / each.capacity_rps)].add(each.batch)
-    for names in before.certificate.alike:
+            known[each.service][round(certificate.rates_rps[each.service] / each.capacity_rps)].add(each.batch)
+    for names in certificate.alike:
         known.update(dict.fromkeys(names[1:], known[names[0]]))
+    return known
+
+
+def narrowed_to(request: JointRequest, *sizes: Sizes) -> JointRequest:
+    """The request with the parts and batches alone that are among some sizes; a service of none has all of its own."""
 
     def narrow(service: JointService) -> JointService:
-        mine = known.get(service.workload.id)
-        if not mine:
-            return service
-        return replace(service, batches={parts: frozenset(batches) for parts, batches in mine.items()})
+        known: dict[int, frozenset[int]] = defaultdict(frozenset)
+        for some in sizes:
+            for parts, batches in some.get(service.workload.id, {}).items():
+                known[parts] |= batches
+        return replace(service, batches=dict(known)) if known else service
 
     return replace(request, services=tuple(narrow(each) for each in request.services))
 
