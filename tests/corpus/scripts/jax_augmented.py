@@ -22,8 +22,7 @@ def loss(parameters, x):
 
 parameters = initialise(jax.random.key(0))
 print([float(loss(parameters, jnp.ones((8, 16)))) for _ in range(6)])
-gradients = jax.value_and_grad(loss)
 for step in range(8):
     first, second = jax.random.split(jax.random.key(step))
-    _, change = gradients(parameters, augment(augment(jnp.ones((8, 16)), first), second))
+    _, change = jax.value_and_grad(loss)(parameters, augment(augment(jnp.ones((8, 16)), first), second))
     parameters = jax.tree.map(lambda value, by: value - 0.01 * by, parameters, change)

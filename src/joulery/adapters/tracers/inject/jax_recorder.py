@@ -130,30 +130,34 @@ class JaxRecorder(XlaCycles):
         @functools.wraps(make)
         def making(*args: Any, **kwargs: Any) -> Any:
             inner = make(*args, **kwargs)
+            # A program may make it anew for each step: what it differentiates stays the same.
+            source = args[0] if args else kwargs.get("fun")
+            source = getattr(source, "__code__", source)
 
             @functools.wraps(inner)
             def gradients(*values: Any, **named: Any) -> Any:
                 if self._core.trace_state_clean():
-                    return self._through(inner, values, named, trains=True)
+                    return self._through(inner, values, named, source)
                 if self._running is not None and threading.get_ident() == self._thread:
                     self._trains(self._running)
                 return inner(*values, **named)
 
-            return inner if self._over or not callable(inner) else gradients
+            return gradients if callable(inner) else inner
 
         return making
 
-    def _through(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool = False) -> Any:
-        """Call a compiled function; where nothing is being traced, that may begin a step."""
+    def _through(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Any = None) -> Any:
+        """Call a compiled function, or the gradient of ``source``; outside of any trace, that may begin a step."""
         if not self._core.trace_state_clean():
             return inner(*args, **kwargs)
+        called = inner if source is None else source
         if self._over:
-            self._calls_later(inner)
+            self._calls_later(called)
             return inner(*args, **kwargs)
-        self._calls(inner)
-        if trains:
-            self._trains(inner)
-        outer, self._running = self._running, inner
+        self._calls(called)
+        if source is not None:
+            self._trains(called)
+        outer, self._running = self._running, called
         try:
             answer = inner(*args, **kwargs)
         finally:
