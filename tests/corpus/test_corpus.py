@@ -52,11 +52,13 @@ CASES = {
     "generative/gan": (6, 0),
     "generative/gradient_penalty": (10, 0),
     "generative/vae": (10, 0),
+    "generative/vae_by_methods": (8, 0),
     "generative/diffusion": (8, 10),
     "generative/flow": (8, 0),
     "generative/autoencoder": (6, 0),
     "learning/rl": (6, 0),
     "learning/dqn": (9, 0),
+    "learning/soft_actor_critic": (11, 5),
     "learning/ppo": (8, 0),
     "learning/maml": (6, 0),
     "learning/gnn": (6, 6),
@@ -72,12 +74,17 @@ CASES = {
     "loops/early_stopping": (12, 6),
     "loops/resumed": (10, 0),
     "loops/scripted": (6, 0),
+    "loops/two_stages": (18, 0),
+    "loops/in_a_thread": (8, 0),
+    "loops/validated_with_gradients": (10, 9),
     "loops/workers": (6, 0),
     "optimizers/averaged": (8, 0),
     "optimizers/changed": (10, 0),
     "optimizers/ema": (8, 0),
     "optimizers/in_backward": (8, 0),
     "optimizers/lbfgs": (6, 0),
+    "optimizers/lookahead": (8, 0),
+    "optimizers/perturbation": (8, 0),
     "optimizers/own": (8, 0),
     "optimizers/sharpness_aware": (6, 0),
     "optimizers/sparse_and_dense": (6, 0),
@@ -153,23 +160,35 @@ def test_a_program_that_only_infers_has_a_step_a_call(name, calls, tmp_path) -> 
     assert products(sessions[0]) and not {path for path in products(sessions[0]) if path.startswith("<no module>")}
 
 
-def test_a_program_without_an_optimizer_has_a_step_a_call(tmp_path) -> None:
-    sessions, notes, counts = traced("loops/by_hand", tmp_path)
-    assert counts.evaluation == 0 and sum(session.steps for session in sessions) == 2, notes
+@pytest.mark.parametrize(("name", "calls"), [("loops/by_hand", 10), ("loops/functional", 10)])
+def test_a_program_without_an_optimizer_has_a_step_a_call(name, calls, tmp_path) -> None:
+    sessions, notes, counts = traced(name, tmp_path)
+    assert (counts.training, counts.evaluation, counts.other) == (0, 0, calls), notes
+    assert sum(session.steps for session in sessions) == 2, notes
     found = {session.trace.phases[phase] for session in sessions for phase in session.trace.phase.tolist()}
     assert found >= {"forward", "backward"}
 
 
-def test_a_jax_program_has_a_step_a_call_of_its_compiled_function(tmp_path) -> None:
+def test_the_parts_of_a_model_that_its_methods_call_have_its_name(tmp_path) -> None:
+    sessions, _, _ = traced("generative/vae_by_methods", tmp_path)
+    paths = {path for session in sessions for path in products(session)}
+    assert paths and {path.split("/")[0] for path in paths} == {"VAE"}
+
+
+@pytest.mark.parametrize(("name", "training", "other"), [("jax_fit", 8, 0), ("jax_augmented", 8, 6)])
+def test_a_jax_program_has_a_step_a_call_of_the_function_that_differentiates(name, training, other, tmp_path) -> None:
     if importlib.util.find_spec("jax") is None:
         pytest.skip("JAX is not installed")
     line = [sys.executable, "-m", "joulery", "measure", "--meter", "fake:50", "--trace", "jax", "--out", "run"]
-    line += ["--steps", "skip=1,warmup=1,active=2,repeat=1", "--", sys.executable, str(SCRIPTS / "jax_fit.py")]
+    line += ["--steps", "skip=1,warmup=1,active=2,repeat=1", "--", sys.executable, str(SCRIPTS / f"{name}.py")]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run = open_run(tmp_path / "run")
-    assert run.manifest["tracing"]["step_counts"]["recorded"] == 2
-    assert {path.rsplit("/", 1)[-1] for path in kept_footprint(run).op} >= {"dot_general", "tanh", "transpose"}
+    counts = run.manifest["tracing"]["step_counts"]
+    assert (counts["training"], counts["other"]) == (training, other)
+    footprint = kept_footprint(run)
+    assert {path.rsplit("/", 1)[-1] for path in footprint.op} >= {"dot_general", "tanh", "transpose"}
+    assert not [path for path in footprint.op if "jax_recorder" in path]
 
 
 def products(session):

@@ -61,17 +61,23 @@ class RecordingTracer:
         sessions: list[TracedSession] = []
         notes: list[str] = []
         begun: set[int] = set()
-        ended: dict[int, int] = {}
+        ended: dict[int, Mapping[str, Any]] = {}
         for entry in _marks(place, self._framework, notes):
             if entry["kind"] == "note":
                 notes.append(entry["text"])
             elif entry["kind"] == "begin":
                 begun.add(int(entry["pid"]))
             elif entry["kind"] == "end":
-                ended[int(entry["pid"])] = int(entry["steps"])
+                ended[int(entry["pid"])] = entry
             elif entry["kind"] == "cycle":
                 trace, starts = self._read(place / entry["file"], calls)
                 sessions.append(_session(trace, starts, entry, sampler_offset_ns))
+        elsewhere = sum(int(entry.get("elsewhere", 0)) for entry in ended.values())
+        if elsewhere:
+            notes.append(
+                f"{elsewhere} steps of optimizers in other threads are not counted as steps; their operations are "
+                "recorded where they ran beside recorded steps"
+            )
         killed = len(begun - ended.keys())
         if killed:
             what = "the program was" if killed == 1 else f"{killed} processes were"
@@ -79,13 +85,13 @@ class RecordingTracer:
                 f"{what} killed while recording, or ended by os._exit: of an unfinished cycle of steps nothing is known"
             )
         if not sessions:
+            most = max((int(entry["steps"]) for entry in ended.values()), default=0)
             notes.append(
                 f"no step was recorded: the program called no {self._called}, or its Python ignores PYTHONPATH"
                 if not begun
                 else "no step was recorded: the program was killed before a cycle of steps was complete"
                 if killed
-                else f"no step was recorded: the program ended after {max(ended.values())} step(s), before the "
-                "schedule reached one"
+                else f"no step was recorded: the program ended after {most} step(s), before the schedule reached one"
             )
         return sessions, notes
 

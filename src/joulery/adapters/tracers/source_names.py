@@ -13,7 +13,7 @@ from joulery.domain.trace.events import module_components, qualified
 
 _INSTALLED = re.compile(r"^.*/(?:site|dist)-packages/")
 _LIBRARY = re.compile(
-    r"^(?:torch|torchgen|functorch|triton|jax|jaxlib|flax/core|tensorflow|keras/src)/"
+    r"^(?:torch|torchgen|functorch|triton|jax|jaxlib|flax|equinox|tensorflow|keras/src)/"
     r"|^<(?:frozen|eval_with_key|__array_function__)|/lib/python3[\d.]*/|(?:^|/)torchinductor_\w+/"
     r"|^(?:abc|asyncio|collections|concurrent|contextlib|copy|dataclasses|enum|functools|glob|importlib|inspect|json|logging"
     r"|multiprocessing|os|pathlib|pickle|queue|random|re|runpy|selectors|shutil|socket|subprocess|tempfile|threading"
@@ -48,8 +48,13 @@ def source_component(file: str, line: int | str, function: str) -> str:
 
 
 def called_below(path: str, component: str) -> str:
-    """Path of a function that is called at ``path``; a file that only calls functions is left out."""
+    """Path of a function that is called at ``path``; a file that only calls functions is left out.
+
+    A place below itself is that place: XLA lists it again for what it calls in a loop.
+    """
     caller = path.rpartition("/")[2]
+    if component == caller:
+        return path
     return f"{path}/{component}" if ":" in caller and component else component or path
 
 

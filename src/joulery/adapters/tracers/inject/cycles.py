@@ -53,7 +53,7 @@ class Cycles(ABC):
         self._ready = self._recording = self._over = self._by_hand = self._later = False
         self._own = self._resting = False
         self._used = self._orphan = False
-        self._forks = 0
+        self._forks = self._elsewhere = 0
         self._counted: int | None = None
         self._begin: dict[str, Any] = {}
         self._loaded = LoadedCounts()
@@ -127,7 +127,7 @@ class Cycles(ABC):
 
     def _recount(self) -> None:
         """Steps went on after the last cycle: the counts of the whole program replace those of before."""
-        if self._counted is not None and (self._steps > self._counted or self._later):
+        if self._counted is not None and (self._steps != self._counted or self._later):
             self._later = False
             self._end_mark()
 
@@ -135,7 +135,14 @@ class Cycles(ABC):
         self._counted = self._steps
         self._guarded(
             lambda: self._mark(
-                {"kind": "end", "steps": self._steps, "cycles": self._cycles, "pid": self._pid, **self._counts}
+                {
+                    "kind": "end",
+                    "steps": self._steps,
+                    "cycles": self._cycles,
+                    "pid": self._pid,
+                    "elsewhere": self._elsewhere,
+                    **self._counts,
+                }
             )
         )
 
@@ -176,8 +183,8 @@ class Cycles(ABC):
         self._arrange()
 
     def _done(self) -> None:
-        """All cycles of the schedule are recorded."""
-        self.finish()
+        """All cycles of the schedule are recorded; the program goes on, so that its end is not noted yet."""
+        Cycles.finish(self)
 
     def _arrange(self) -> None:
         """Bring the profiler into the state of the position."""
@@ -245,6 +252,15 @@ class Cycles(ABC):
             }
         )
 
+    def _forget(self) -> None:
+        """Stop a cycle of which nothing is kept: what it recorded were no steps."""
+        if self._recording:
+            self._recording = self._ready = False
+            self._stop(self._folder / f"{self._framework}-{self._pid}-none").unlink()
+        elif self._ready:
+            self._ready = False
+            self._ours(self._drop)
+
     def _clock(self) -> list[list[int]]:
         """(unix, monotonic) before and (monotonic, unix) after a range of the trace: its clock tied to the system's."""
         marks = []
@@ -289,7 +305,7 @@ class Cycles(ABC):
             return
         self._pid = os.getpid()
         self._counts = {TRAINING: 0, EVALUATION: 0, OTHER: 0}
-        self._steps = self._position = self._cycles = self._files = 0
+        self._steps = self._position = self._cycles = self._files = self._elsewhere = 0
         self._kind, self._resting = OTHER, False
 
     def _unrecorded(self) -> None:

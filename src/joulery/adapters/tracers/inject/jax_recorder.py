@@ -1,14 +1,17 @@
 """Records a few steps of a JAX program by its own profiler.
 
 Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
-where the function that :func:`jax.jit` compiled and the program called twice first is called again. A cycle's file is
-an XLA profile, which holds the compiled programs too.
+where a function that :func:`jax.jit` compiled is called again: the first one that differentiates (:func:`jax.grad`),
+compiled or not; in a program without one, the function that the program called twice first. A cycle's file is an XLA
+profile, which holds the compiled programs too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import threading
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -87,13 +90,17 @@ class JaxRecorder(XlaCycles):
         self._core: Any = None
         self._profiling: Any = None
         self._last: Any = None
+        self._running: Any = None
 
     def install(self) -> None:
-        """Stand in for ``jax.jit``; recording begins with the first call of a compiled function."""
+        """Stand in for ``jax.jit`` and for its gradients; recording begins with the first call of what they make."""
         self._jax = importlib.import_module("jax")
         self._core = importlib.import_module("jax._src.core")
         self._profiling = importlib.import_module("jax._src.profiler")
+        self._hide()
         self._jax.jit = self._standing_in(self._jax.jit)
+        for name in ("grad", "value_and_grad"):
+            setattr(self._jax, name, self._differentiating(getattr(self._jax, name)))
         self._jax.profiler.start_trace = self._profiling.start_trace = self._yielding(self._profiling.start_trace)
         self._installed()
 
@@ -112,12 +119,49 @@ class JaxRecorder(XlaCycles):
 
         return compiling
 
-    def _through(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a compiled function; where nothing is being traced, that may begin a step."""
-        if self._over or not self._core.trace_state_clean():
+    def _hide(self) -> None:
+        """Leave the frames of this file out of JAX's locations and of the program's tracebacks."""
+        with contextlib.suppress(AttributeError, ImportError):
+            importlib.import_module("jax._src.source_info_util").register_exclusion(__file__)
+
+    def _differentiating(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """A transformation that differentiates, made so that the recorder knows which functions do."""
+
+        @functools.wraps(make)
+        def making(*args: Any, **kwargs: Any) -> Any:
+            inner = make(*args, **kwargs)
+            # A program may make it anew for each step: what it differentiates stays the same.
+            source = args[0] if args else kwargs.get("fun")
+            source = getattr(source, "__code__", source)
+
+            @functools.wraps(inner)
+            def gradients(*values: Any, **named: Any) -> Any:
+                if self._core.trace_state_clean():
+                    return self._through(inner, values, named, source)
+                if self._running is not None and threading.get_ident() == self._thread:
+                    self._trains(self._running)
+                return inner(*values, **named)
+
+            return gradients if callable(inner) else inner
+
+        return making
+
+    def _through(self, inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], source: Any = None) -> Any:
+        """Call a compiled function, or the gradient of ``source``; outside of any trace, that may begin a step."""
+        if not self._core.trace_state_clean():
             return inner(*args, **kwargs)
-        self._calls(inner)
-        answer = inner(*args, **kwargs)
+        called = inner if source is None else source
+        if self._over:
+            self._calls_later(called)
+            return inner(*args, **kwargs)
+        self._calls(called)
+        if source is not None:
+            self._trains(called)
+        outer, self._running = self._running, called
+        try:
+            answer = inner(*args, **kwargs)
+        finally:
+            self._running = outer
         if self._ready:
             self._last = answer
         return answer

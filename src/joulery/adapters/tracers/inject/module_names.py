@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -17,8 +18,15 @@ class ModuleNames:
         return module in self._names
 
     def of(self, module: Any, caller: str | None) -> str:
-        """Name of a module; one not seen before is named after its class, below its caller where it has one."""
+        """Name of a module; one not seen before is named after its class, below its caller where it has one.
+
+        One that a method of a model calls (``model.encode(x)``, ``model.training_step(batch)``) is that model's part.
+        """
         name = self._names.get(module)
+        if name is None and caller is None and (owner := _owner(module)) is not None:
+            whole = self._names.get(owner) or self.root(owner, type(owner).__name__)
+            self.name_tree(owner, whole)
+            name = self._names.get(module)
         if name is None:
             # torch.compile wraps a module in one of its own: the name is that of the program's.
             kind = type(getattr(module, "_orig_mod", module)).__name__
@@ -40,3 +48,18 @@ class ModuleNames:
             path = ".".join(step for step in whole.split(".") if step != "_orig_mod")
             if part not in self._names:
                 self._names[part] = f"{name}/{path.replace('/', '|')}" if path else name
+
+
+def _owner(module: Any) -> Any:
+    """The outermost model of the program with a running method and this module as a part; None where there is none."""
+    kind = sys.modules["torch"].nn.Module
+    owner, frame = None, sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and not str(frame.f_globals.get("__name__")).startswith(("torch.", __name__)):
+            first = frame.f_locals.get(code.co_varnames[0])
+            is_model = first is not module and issubclass(type(first), kind)
+            if is_model and any(part is module for part in first.modules()):
+                owner = first
+        frame = frame.f_back  # type: ignore[assignment]
+    return owner

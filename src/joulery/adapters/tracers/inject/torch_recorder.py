@@ -1,12 +1,12 @@
 """Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
 
 Runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step ends
-when the optimizer has stepped, however often the model was called for it; where that optimizer is gone, the next one
-that steps takes its place. Before the first step of an optimizer, calls of a model without gradients are evaluation
-steps; they have a schedule of their own, and the schedule of the training begins afresh. Calls of a model in training
-mode (rollouts), or of one that no optimizer changes (teachers), are none. Without any optimizer, a step ends where the
-next call of the model begins. Modules without parameters (data transforms, losses) are no models. A cycle's file is
-Kineto JSON.
+when the optimizer has stepped, however often the model was called for it; of several optimizers,
+:mod:`joulery.adapters.tracers.inject.optimizer_turns` says which one. Before its first step, calls of a model without
+gradients are evaluation steps; they have a schedule of their own, and the schedule of the training begins afresh.
+Which calls are evaluations later, :mod:`joulery.adapters.tracers.inject.evaluations` says. Without any optimizer, a
+step ends where the next call of the model begins. Modules without parameters (data transforms, losses) are no models.
+The steps are those of the thread that trains. A cycle's file is Kineto JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import Any
 
 from joulery.adapters.tracers.inject.compiled import CompiledCode
 from joulery.adapters.tracers.inject.compiled_calls import CompiledCalls
-from joulery.adapters.tracers.inject.cycles import EVALUATION, TRAINING, Cycles
+from joulery.adapters.tracers.inject.cycles import EVALUATION, OTHER, TRAINING, Cycles
+from joulery.adapters.tracers.inject.evaluations import Evaluations
 from joulery.adapters.tracers.inject.hidden_steps import HiddenSteps
 from joulery.adapters.tracers.inject.module_names import ModuleNames
 from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
+from joulery.adapters.tracers.inject.optimizer_turns import OptimizerTurns
 
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8
@@ -64,11 +66,8 @@ class TorchRecorder(Cycles):
         self._local = threading.local()
         self._handles: list[Any] = []
         self._model: weakref.ref[Any] | None = None
-        self._optimizer: weakref.ref[Any] | None = None
-        self._calls = self._evaluations = self._rollouts = 0
-        self._evaluating: weakref.ref[Any] | None = None
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._changed: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = weakref.WeakKeyDictionary()
+        self._calls = self._rollouts = 0
+        self._ended = False
         self._importer = threading.get_ident()
         self._starts: dict[str, tuple[Any, Any]] = {}
         self._made: tuple[Any, Any, Any] | None = None
@@ -84,6 +83,8 @@ class TorchRecorder(Cycles):
         modules = importlib.import_module("torch.nn.modules.module")
         optimizers = importlib.import_module("torch.optim.optimizer")
         compiling = _is_compiling(self._torch)
+        self._optimizers = OptimizerTurns(self._torch.nn.Parameter)
+        self._evaluations = Evaluations(self._optimizers, self._torch.is_grad_enabled)
 
         # The cheapest range there is: the other kind costs ten times as much, most of what recording a module costs.
         self._module_range = getattr(self._torch._C._profiler, "_RecordFunctionFast", self._range)
@@ -107,14 +108,10 @@ class TorchRecorder(Cycles):
                     self._fail(error)
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not self._over:
+            if self._over:
+                self._stepped_later(optimizer)
+            else:
                 self._stepped(optimizer)
-            elif self._orphan:
-                self._unrecorded()
-            elif self._counted is not None and self._is_main(optimizer):
-                self._evaluations, self._evaluating = 0, None
-                self._steps += 1
-                self._counts[TRAINING] += 1
 
         self._handles = [
             modules.register_module_forward_pre_hook(before),
@@ -138,8 +135,10 @@ class TorchRecorder(Cycles):
     def _forked(self) -> None:
         super()._forked()
         self._importer = threading.get_ident()
-        self._model = self._optimizer = self._evaluating = None
-        self._calls = self._evaluations = self._rollouts = 0
+        self._model = None
+        self._calls = self._rollouts = 0
+        self._optimizers.forget_main()
+        self._evaluations = Evaluations(self._optimizers, self._torch.is_grad_enabled)
         self._local = threading.local()
         if self._used:
             exit_at_once()
@@ -224,13 +223,16 @@ class TorchRecorder(Cycles):
             return
         if self._thread is None:
             self._model = weakref.ref(module)
-            self._evaluate_first(module)
+            if not self._evaluations.is_first(module):
+                self._evaluate_first(module)
             self.begin()
             return
         if self._by_hand or threading.get_ident() != self._thread or self._in_backward():
             return
-        if self._optimizer is not None:
+        if self._optimizers.has_stepped:
             self._evaluated(module)
+            return
+        if self._evaluations.is_first(module):
             return
         model = self._model() if self._model is not None else None
         if model is None:
@@ -246,79 +248,57 @@ class TorchRecorder(Cycles):
                 self._evaluate_first(module)
         elif self._kind == EVALUATION and self._optimizers:
             self._guarded(self._begin_training)
-        elif self._calls >= (_LONG_PATIENCE if self._optimizers else _PATIENCE):
+        elif self._calls >= (patience := _LONG_PATIENCE if self._optimizers else _PATIENCE):
+            if not self._counts[OTHER]:  # what was waited for were steps
+                self._steps += patience - 1
+                self._counts[OTHER] += patience - 1
             self._guarded(self._advance)
 
     def _evaluate_first(self, module: Any) -> None:
         """The first evaluation step begins if the model is evaluated: one that no known optimizer changes is not."""
         if not self._torch.is_grad_enabled() and (
-            not self._optimizers or (not module.training and self._is_trained(module))
+            not self._optimizers or (not module.training and self._optimizers.is_trained(module))
         ):
             self._kind = EVALUATION
             self._rollouts += bool(module.training)
 
     def _evaluated(self, module: Any) -> None:
-        """A model is called while an optimizer trains: several calls without gradients in a row are an evaluation."""
-        found = self._evaluations_of(module)
-        if not found:
-            return
+        """A model is called while an optimizer trains: several evaluation steps in a row are an evaluation."""
+        found = self._evaluations.called(module)
         self._counts[EVALUATION] += found
-        self._evaluations += found
-        if self._evaluations >= _EVALUATION and self._ready:
+        if found and self._evaluations.running >= _EVALUATION and self._ready:
             self._guarded(self._pause)
 
     def _enter_later(self, module: Any) -> None:
-        """Recording is over: evaluations are still counted, as the steps of training are."""
+        """Recording is over: evaluations are still counted, and calls where they are the steps."""
         stack = self._stack()
         stack.append((module, "", None))
-        if len(stack) > 1 or self._optimizer is None or self._by_hand or threading.get_ident() != self._thread:
+        if len(stack) > 1 or self._by_hand or threading.get_ident() != self._thread:
             return
-        found = self._evaluations_of(module)
-        if found:
+        if self._optimizers.has_stepped:
+            found = self._evaluations.called(module)
             self._counts[EVALUATION] += found
-            self._evaluations += found
-            self._later = True
-
-    def _evaluations_of(self, module: Any) -> int:
-        """How many evaluation steps a call of a model adds; of several models, the first one called after training.
-
-        One where it is the model that is trained. Another one, such as an average of the weights, is evaluated if it is
-        called twice in a row: both calls count. Called once a step it is a teacher, and a frozen one always is.
-        """
-        if module.training or self._torch.is_grad_enabled():
-            return 0
-        current = self._evaluating() if self._evaluating is not None else None
-        if current is not None:
-            return (1 if self._evaluations else 2) if current is module else 0
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return 0
-        self._evaluating = weakref.ref(module)
-        return int(self._is_trained(module))
-
-    def _is_trained(self, module: Any) -> bool:
-        """Whether a module has a parameter that a known optimizer changes."""
-        tables = [self._changed_by(optimizer) for optimizer in self._optimizers]
-        return any(id(parameter) in table for parameter in module.parameters() for table in tables)
-
-    def _changed_by(self, optimizer: Any) -> frozenset[int]:
-        """The parameters of an optimizer, by their ids; kept until it gets a further group."""
-        groups, kept = optimizer.param_groups, self._changed.get(optimizer)
-        if kept is None or kept[0] != len(groups):
-            kept = len(groups), frozenset(id(parameter) for group in groups for parameter in group["params"])
-            self._changed[optimizer] = kept
-        return kept[1]
+            self._later |= found > 0
+        elif self._kind == OTHER and self._model is not None and self._model() is module and not self._in_backward():
+            self._steps += 1
+            self._counts[OTHER] += 1
 
     def finish(self) -> None:
         """End recording and keep what there is. Safe to call twice."""
-        if os.getpid() == self._pid and not self._over:
+        if os.getpid() == self._pid and not self._ended:
+            self._ended = True
             self._end_call()
+            if not self._by_hand:
+                self._count_training(self._optimizers.rest())
         super().finish()
 
     def _end_call(self) -> None:
-        """The last call without gradients ended its step; all others end where the next begins."""
-        if self._kind == EVALUATION and self._optimizer is None and not self._by_hand:
+        """The last call ended its step; all others end where the next begins."""
+        if self._by_hand or (self._over and self._kind == EVALUATION):
+            return
+        if self._kind == EVALUATION or (self._counts[OTHER] and not self._optimizers.has_stepped):
             self._steps += 1
-            self._counts[EVALUATION] += 1
+            self._counts[self._kind] += 1
 
     def _begin_training(self) -> None:
         """The first training step begins: the schedule starts afresh for it."""
@@ -328,10 +308,11 @@ class TorchRecorder(Cycles):
         self._end_call()
         model = self._model() if self._model is not None else None
         if not self._files:  # calls before an optimizer was known: which of them were evaluations shows now
-            evaluated = model is not None and self._is_trained(model)
+            evaluated = model is not None and self._optimizers.is_trained(model)
             none = self._rollouts if evaluated else self._counts[EVALUATION]
-            self._counts[EVALUATION] -= none
-            self._steps -= none
+            graded = self._evaluations.begun()
+            self._counts[EVALUATION] += graded - none
+            self._steps += graded - none
         self._kind, self._resting = TRAINING, False
         self._arrange()
 
@@ -351,38 +332,54 @@ class TorchRecorder(Cycles):
 
     def _stepped(self, optimizer: Any) -> None:
         if self._thread is None:  # where the whole pass is compiled, no call of a module is seen
-            self._optimizer, self._kind = weakref.ref(optimizer), TRAINING
-            self._steps += 1
-            self._counts[TRAINING] += 1
+            self._optimizers.stepped(optimizer, None)
+            self._kind = TRAINING
+            self._count_training(1)
             self.begin()
             return
-        if threading.get_ident() != self._thread:
+        if not self._is_in_step_thread():
             return
-        main = self._optimizer() if self._optimizer is not None else None
-        if main is None:
-            self._optimizers.add(optimizer)
-            if self._kind != TRAINING and not self._by_hand:
-                self._guarded(self._begin_training)
-            self._optimizer = weakref.ref(optimizer)
-        elif main is not optimizer:
+        first = not self._optimizers.has_stepped
+        ends, missed = self._optimizers.stepped(optimizer, self._model() if self._model is not None else None)
+        if not ends:
             return
-        self._evaluations, self._evaluating = 0, None
+        if first and self._kind != TRAINING and not self._by_hand:
+            self._guarded(self._begin_training)
+        self._evaluations.stepped()
+        self._count_training(missed)
         if not self._by_hand:
             self._guarded(self._advance)
+
+    def _stepped_later(self, optimizer: Any) -> None:
+        """Recording is over: steps of training are still counted."""
+        if self._orphan:
+            self._unrecorded()
+        elif self._counted is not None and not self._by_hand and self._is_in_step_thread():
+            ends, missed = self._optimizers.stepped(optimizer, None)
+            self._count_training(missed + ends)
+            if ends:
+                self._evaluations.stepped()
+
+    def _count_training(self, number: int) -> None:
+        """Count steps of training that no cycle counted, or (below zero) that were none."""
+        self._steps += number
+        self._counts[TRAINING] += number
+        if self._recording:
+            self._begin["step"] += number
+
+    def _is_in_step_thread(self) -> bool:
+        """Whether this is the thread whose steps count: the one that trains, if another one called a model first."""
+        if threading.get_ident() != self._thread:
+            if self._kind == TRAINING or self._ready or self._over or self._by_hand:
+                self._elsewhere += 1
+                return False
+            self._thread = threading.get_ident()
+        return True
 
     def _in_loader(self) -> bool:
         """Whether this process is a worker of a data loader: what it calls are transforms."""
         data = sys.modules.get("torch.utils.data")
         return data is not None and data.get_worker_info() is not None
-
-    def _is_main(self, optimizer: Any) -> bool:
-        """Whether an optimizer is the one with steps that count, in the thread that counts them."""
-        if self._optimizer is None or self._by_hand or threading.get_ident() != self._thread:
-            return False
-        if self._optimizer() is None:  # a fold, a phase or a checkpoint later
-            self._optimizer = weakref.ref(optimizer)
-            self._optimizers.add(optimizer)
-        return self._optimizer() is optimizer
 
     def _in_backward(self) -> bool:
         """Whether autograd is calling: a module called there is computed again, not anew."""
@@ -475,8 +472,8 @@ class TorchRecorder(Cycles):
         for name, (start, yielding) in self._starts.items():
             if getattr(self._torch.autograd.profiler, name) is yielding:
                 setattr(self._torch.autograd.profiler, name, start)
-        if "torch._dynamo" not in sys.modules:
-            # The last hook goes on counting the steps of the optimizer.
+        if "torch._dynamo" not in sys.modules and self._kind != OTHER:
+            # The last hook goes on counting the steps of the optimizer; without one, all do.
             for handle in self._handles[:-1]:
                 handle.remove()
         self._handles = []

@@ -1,17 +1,19 @@
 """What recorders of JAX and TensorFlow share: steps counted by calls of compiled functions, XLA profiles as files.
 
-A step ends where the function that the program called twice first is called again.
+A step ends where the function that the program called twice first is called again; where one is known to differentiate,
+it is the first of those, and calls of others (initialisation, augmentation, an evaluation before) are no steps.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.tracers.inject.cycles import Cycles
+from joulery.adapters.tracers.inject.cycles import OTHER, TRAINING, Cycles
 
 
 class XlaCycles(Cycles):
@@ -20,7 +22,9 @@ class XlaCycles(Cycles):
     def __init__(self, framework: str, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
         super().__init__(framework, folder, skip, warmup, active, repeat)
         self._called: set[int] = set()
+        self._training: set[int] = set()
         self._main: int | None = None
+        self._ended = False
 
     @abstractmethod
     def _start_into(self, folder: str) -> None:
@@ -35,13 +39,64 @@ class XlaCycles(Cycles):
         key = id(function)
         if self._thread is None:
             self.begin()
-        elif threading.get_ident() == self._thread and not self._by_hand:
-            if self._main is None and key in self._called:
+        elif not self._by_hand and self._is_step_thread():
+            if self._main is None and key in self._called and (not self._training or key in self._training):
                 self._main = key
+                self._guarded(self._arrange)
             if self._main == key:
                 self._guarded(self._advance)
         if self._main is None:
             self._called.add(key)
+
+    def _calls_later(self, function: Any) -> None:
+        """Recording is over: steps are still counted."""
+        if self._main == id(function) and threading.get_ident() == self._thread and not self._by_hand:
+            self._steps += 1
+            self._counts[self._kind] += 1
+
+    def _trains(self, function: Any) -> None:
+        """A function turns out to differentiate: its calls are the steps, and those of others before were none."""
+        key = id(function)
+        if key in self._training or self._over:
+            return
+        self._training.add(key)
+        if self._kind == TRAINING:
+            return
+        if self._main != key and self._called - {key}:
+            self._guarded(self._begin_training)
+            self._called.add(key)
+        self._kind = TRAINING
+
+    def _begin_training(self) -> None:
+        """The schedule begins afresh, with the next call of a function that differentiates."""
+        self._resting = False
+        if self._files:
+            self._end(partial=True)
+            self._counts[OTHER] += 1  # the last call had ended its step
+        else:
+            self._forget()
+            self._counts[OTHER] = self._steps = 0
+        self._position = self._cycles = 0
+        self._main = None
+
+    def _done(self) -> None:
+        """Without a function that differentiates, calls may have been an evaluation: training may still come."""
+        if self._kind == TRAINING:
+            super()._done()
+        self._resting = True
+
+    def _is_step_thread(self) -> bool:
+        """Whether this is the thread whose calls count: the first one, until another one calls while none are steps."""
+        if threading.get_ident() != self._thread and self._main is None and not self._ready:
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
+
+    def finish(self) -> None:
+        """End recording and keep what there is. Safe to call twice."""
+        if os.getpid() == self._pid and not self._ended and self._main is not None and not self._by_hand:
+            self._ended = self._later = True  # the last call has ended its step
+            self._counts[self._kind] += 1
+        super().finish()
 
     def _end(self, *, partial: bool = False) -> None:
         # Within a cycle the last call has ended its step, though no other call came to say so.

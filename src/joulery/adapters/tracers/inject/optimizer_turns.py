@@ -1,0 +1,127 @@
+"""Which optimizer's steps are the steps of training, where a program has several.
+
+It is the first one that steps, where several take turns (of a GAN, the first of its two). Where the program goes on
+without it, the next one takes its place: at once if the first one is gone, else after :data:`_TAKEN_OVER` steps. An
+optimizer of plain tensors (a perturbation, a temperature) beside one of a model's parameters is none of training.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+_TAKEN_OVER = 8
+"""Steps of one other optimizer in a row after which it takes over, if they are more than twice as many as ever before
+between two steps of the first one (of a GAN, the critic may step several times for one step of the generator)."""
+
+
+class OptimizerTurns:
+    """The optimizers of a program, and the one that ends the steps of training.
+
+    Args:
+        parameter: Type of a model's parameters (``torch.nn.Parameter``).
+    """
+
+    def __init__(self, parameter: type) -> None:
+        self._parameter = parameter
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._changed: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int], bool]] = weakref.WeakKeyDictionary()
+        self._main: weakref.ref[Any] | None = None
+        self._before: weakref.ref[Any] | None = None
+        self._rival: weakref.ref[Any] | None = None
+        self._run = self._longest = self._since = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(self, optimizer: Any) -> None:
+        """An optimizer was made, or steps."""
+        self._known.add(optimizer)
+
+    def is_trained(self, module: Any) -> bool:
+        """Whether a module has a parameter that a known optimizer changes."""
+        tables = [self._table(optimizer)[1] for optimizer in self._known]
+        return any(id(parameter) in table for parameter in module.parameters() for table in tables)
+
+    @property
+    def main(self) -> Any:
+        """The optimizer with steps that count; None before the first step, or when it is gone."""
+        return self._main() if self._main is not None else None
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimizer has stepped, though it may be gone."""
+        return self._main is not None
+
+    def forget_main(self) -> None:
+        """None of the optimizers has stepped yet: in a forked process."""
+        self._main = self._before = self._rival = None
+        self._run = self._longest = self._since = 0
+
+    def stepped(self, optimizer: Any, model: Any) -> tuple[bool, int]:
+        """An optimizer stepped.
+
+        Args:
+            optimizer: It.
+            model: The model that the program called first; None where that is not known.
+
+        Returns:
+            Whether a step of training ends here, and how many steps have to be counted besides: those of an optimizer
+            before it took over, or less than zero where it turns out that it only took a long turn.
+        """
+        self.add(optimizer)
+        main = self.main
+        if main is None:
+            if model is not None and self._is_plain(optimizer) and self.is_trained(model):
+                return False, 0
+            self.forget_main()
+            self._main = weakref.ref(optimizer)
+            return True, 0
+        if optimizer is main:
+            self._longest, self._run, self._rival = max(self._longest, self._run), 0, None
+            self._since += self._before is not None
+            return True, 0
+        if self._before is not None and self._before() is optimizer:
+            missed, self._longest = -self._since, max(self._longest, self._since)
+            self._main, self._before, self._rival = self._before, None, None
+            self._run = self._since = 0
+            return True, missed
+        return self._turn(optimizer, main)
+
+    def _turn(self, optimizer: Any, main: Any) -> tuple[bool, int]:
+        """Another optimizer than the main one stepped."""
+        if self._is_plain(optimizer) and not self._is_plain(main):
+            return False, 0
+        rival = self._rival() if self._rival is not None else None
+        if rival is None:
+            self._rival, self._run = weakref.ref(optimizer), 0
+        elif rival is not optimizer:
+            return False, 0
+        self._run += 1
+        if self._run < _TAKEN_OVER or not self._goes_on():
+            return False, 0
+        missed, self._since = self._run - 1, self._run
+        self._before, self._main, self._rival, self._run = self._main, self._rival, None, 0
+        return True, missed
+
+    def rest(self) -> int:
+        """Steps to be counted at the end of the program: of an optimizer that had begun to take over."""
+        found = self._run if self._run > 1 and self._goes_on() else 0
+        self._run = 0
+        return found
+
+    def _goes_on(self) -> bool:
+        """Whether the other optimizer has stepped more often in a row than where they take turns."""
+        return self._run > 2 * self._longest
+
+    def _is_plain(self, optimizer: Any) -> bool:
+        return not self._table(optimizer)[2]
+
+    def _table(self, optimizer: Any) -> tuple[int, frozenset[int], bool]:
+        """Parameters of an optimizer by their ids, and whether a model's are among them; until it gets a group more."""
+        groups, kept = optimizer.param_groups, self._changed.get(optimizer)
+        if kept is None or kept[0] != len(groups):
+            own = [parameter for group in groups for parameter in group["params"]]
+            kept = len(groups), frozenset(map(id, own)), any(isinstance(each, self._parameter) for each in own)
+            self._changed[optimizer] = kept
+        return kept
