@@ -66,6 +66,7 @@ CASES = {
     "learning/forecast": (6, 0),
     "learning/ensemble": (6, 0),
     "loops/accumulate": (6, 0),
+    "loops/accumulate_evaluated": (8, 7),
     "loops/amp": (6, 0),
     "loops/checkpointed": (6, 0),
     "loops/compiled": (6, 0),

@@ -58,8 +58,8 @@ def _owner(module: Any) -> Any:
         code = frame.f_code
         if code.co_argcount and not str(frame.f_globals.get("__name__")).startswith(("torch.", __name__)):
             first = frame.f_locals.get(code.co_varnames[0])
-            is_model = first is not module and issubclass(type(first), kind)
-            if is_model and any(part is module for part in first.modules()):
+            is_model = first is not None and first is not module and issubclass(type(first), kind)
+            if is_model and any(part is module for part in first.modules()):  # type: ignore[union-attr]
                 owner = first
         frame = frame.f_back  # type: ignore[assignment]
     return owner
