@@ -1,4 +1,4 @@
-"""Smaragdine on an NVIDIA GPU: totals against four other readings, kernels, ranks, anatomy and overhead of BERT-base.
+"""Smaragdine on an NVIDIA GPU: totals against four other readings, kernels, ranks, parts, anatomy and overhead.
 
 The fourteenth check of docs/papers/smaragdine.md, one line each. ``JOULERY_BENCH_REHEARSE=1`` runs every line on the
 CPU with a small model, whatever ``pynvml`` is there: it shows that the command works; no bar counts as run.
@@ -103,6 +103,7 @@ def run() -> Result:
     lines += judged_ranks(traced_ranks(plan), plan.device)
     lines += judged_kernels(*links(step, plan))
     lines += anatomy(step, plan)
+    lines.append(known_parts(plan))
     lines.append(overhead(step, plan))
     rows = [[line.name, f"{line.value:.4g}", f"{line.low:g} to {line.high:g}"] for line in lines]
     checks = [(line.name, None if plan is REHEARSAL else line.holds) for line in lines]
@@ -357,6 +358,18 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
             step()
     footprint = traced.operations
     return [*shares(footprint, plan.device, spread=0.007), *passes(footprint, plan.device, products=9)]
+
+
+def known_parts(plan: Plan) -> RangeCheck:
+    """Joules of parts of a model whose power is known from each of them alone."""
+    from benchmarks._gpu_parts import parts_error
+
+    what = "joules of parts of known power, energy-weighted error"
+    if plan is REHEARSAL:
+        return RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)
+    with board() as (driver, handle):
+        counter_j = lambda: driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3  # noqa: E731
+        return RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)
 
 
 def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
