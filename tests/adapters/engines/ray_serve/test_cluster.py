@@ -1,4 +1,4 @@
-"""A cluster that cannot be had is one clear error, whatever Ray raises; a busy machine gets time to start one."""
+"""A cluster that does not start is one clear error, whatever Ray raises; a busy machine gets time to start one."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def a_ray_that(monkeypatch: pytest.MonkeyPatch, error: Exception, **environ: str
         (RayPlace("10.0.0.9:6379", "http://10.0.0.9:8265"), ConnectionError("refused"), ("10.0.0.9:6379", "refused")),
     ],
 )
-async def test_a_cluster_that_cannot_be_had_is_one_line(
+async def test_a_cluster_that_does_not_start_is_one_line(
     monkeypatch: pytest.MonkeyPatch, place: RayPlace, error: Exception, facts: tuple[str, ...]
 ) -> None:
     seen = a_ray_that(monkeypatch, error)
