@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.provision import rows, workloads
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.policies.placement.provisioning import planner
 from joulery.policies.placement.provisioning.column_generation import attainable
@@ -204,7 +205,7 @@ def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
 
 @pytest.mark.slow
 def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_found():
-    services = different(30)
+    services = workloads(rows(50, varied=True))
     free = provision("best", services, [V100], Rules())
     assert free.bound.gpus < len(free.gpus), "the case is one in which the bound leaves the question open"
     tight = provision("best", services, [replace(V100, available=free.bound.gpus)], Rules())
