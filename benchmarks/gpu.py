@@ -1,4 +1,4 @@
-"""Smaragdine on an NVIDIA GPU: totals against three other readings, kernels, anatomy and overhead of BERT-base.
+"""Smaragdine on an NVIDIA GPU: totals against four other readings, kernels, ranks, parts, anatomy and overhead.
 
 The fourteenth check of docs/papers/smaragdine.md, one line each. ``JOULERY_BENCH_REHEARSE=1`` runs every line on the
 CPU with a small model, whatever ``pynvml`` is there: it shows that the command works; no bar counts as run.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,7 +27,7 @@ import numpy as np
 
 import joulery
 from benchmarks import NotRun, Result
-from benchmarks.overhead import Ratio, nothing, recording, repeated, rounds, training_step
+from benchmarks.overhead import ROUNDS, Ratio, nothing, recording, repeated, rounds, training_step
 from benchmarks.sampler import half_interval
 from joulery.accounting.steps import energy_by_bin, power_steps
 from joulery.adapters.nvidia import open_driver
@@ -37,6 +41,8 @@ from joulery.store.run.readings import load_readings
 from reproduce.smaragdine import RangeCheck, passes, shares
 
 INSTANT_PERIOD_S = 0.02
+SMI_PERIOD_MS = 100
+RANKS = Path(__file__).with_name("_gpu_ranks.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class Totals:
     counter_j: float
     instant_j: float | None
     zeus_j: float | None
+    smi_j: float | None = None
 
 
 def run() -> Result:
@@ -93,8 +100,10 @@ def run() -> Result:
     for _ in range(3):
         step()
     lines = judged(measured_totals(step, plan.seconds))
+    lines += judged_ranks(traced_ranks(plan), plan.device)
     lines += judged_kernels(*links(step, plan))
     lines += anatomy(step, plan)
+    lines.append(known_parts(plan))
     lines.append(overhead(step, plan))
     rows = [[line.name, f"{line.value:.4g}", f"{line.low:g} to {line.high:g}"] for line in lines]
     checks = [(line.name, None if plan is REHEARSAL else line.holds) for line in lines]
@@ -146,7 +155,7 @@ def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) 
     """Joules of the first board while steps are run for so long."""
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder, board(nvml) as (driver, handle):
         run_folder = Path(folder) / "run"
-        with joulery.measure(out=run_folder), instants(driver, handle) as watts:
+        with joulery.measure(out=run_folder), instants(driver, handle) as watts, smi_averages() as averages:
             zeus = _zeus()
             begin, before_j = time.time_ns(), driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
             while time.time_ns() - begin < seconds * 1e9:
@@ -155,7 +164,14 @@ def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) 
             zeus_j = zeus() if zeus else None
         traces = [trace for trace in load_readings(open_run(run_folder)).traces if trace.channel.device == "gpu:0"]
         ours = sum(float(energy_by_bin(power_steps(one), np.array([begin, end]))[0].sum()) for one in traces)
-    return Totals((end - begin) / 1e9, ours, after_j - before_j, integral_j(watts, begin, end), zeus_j)
+    return Totals(
+        (end - begin) / 1e9,
+        ours,
+        after_j - before_j,
+        integral_j(watts, begin, end),
+        zeus_j,
+        integral_j(averages, begin, end),
+    )
 
 
 @contextmanager
@@ -191,6 +207,31 @@ def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
         reader.join()
 
 
+@contextmanager
+def smi_averages() -> Iterator[list[tuple[int, float]]]:
+    """What nvidia-smi prints of the first board's mean power below, (Unix nanoseconds, watts); empty without it."""
+    found: list[tuple[int, float]] = []
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        yield found
+        return
+    asked = [program, "-i", "0", "--query-gpu=power.draw.average", "--format=csv,noheader,nounits"]
+    with subprocess.Popen([*asked, "-lms", str(SMI_PERIOD_MS)], stdout=subprocess.PIPE, text=True) as smi:
+        assert smi.stdout is not None
+        lines = smi.stdout
+
+        def read() -> None:
+            found.extend((time.time_ns(), float(line)) for line in lines if line.strip().replace(".", "", 1).isdigit())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield found
+        finally:
+            smi.terminate()
+            reader.join()
+
+
 def integral_j(watts: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float | None:
     """Energy between two instants by the trapezoidal rule, the outermost readings held to them; None of no reading."""
     inside = [(at, value) for at, value in watts if begin_ns <= at <= end_ns]
@@ -218,6 +259,8 @@ def judged(totals: Totals) -> list[RangeCheck]:
     ]
     if totals.zeus_j is not None:
         lines.append(RangeCheck("total against ZeusMonitor", _ratio(totals.joulery_j, totals.zeus_j), 0.98, 1.02))
+    smi_j = totals.smi_j if totals.smi_j is not None else float("nan")
+    lines.append(RangeCheck("total against nvidia-smi's mean power", _ratio(totals.joulery_j, smi_j), 0.95, 1.05))
     instant_j = totals.instant_j if totals.instant_j is not None else float("nan")
     return [
         *lines,
@@ -227,6 +270,49 @@ def judged(totals: Totals) -> list[RangeCheck]:
 
 def _ratio(one: float, other: float) -> float:
     return one / other if other > 0 else float("nan")
+
+
+# ---- ranks
+
+
+def traced_ranks(plan: Plan) -> dict[str, Any]:
+    """The report by layer of two ranks on one board, which their environment names by its UUID."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    meter = "cpu-model:10,50"
+    if plan.place.startswith("cuda"):
+        with board() as (driver, handle):
+            meter, environ["CUDA_VISIBLE_DEVICES"] = "nvml", str(driver.nvmlDeviceGetUUID(handle))
+    with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
+        joulery_itself = [sys.executable, "-m", "joulery"]
+        program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(RANKS)]
+        asked = ["measure", "--trace", "torch", "--meter", meter, "--out", f"{folder}/run", "--", *program]
+        subprocess.run([*joulery_itself, *asked], env=environ, check=True, capture_output=True)
+        shown = [*joulery_itself, "report", f"{folder}/run", "--by", "layer", "--json"]
+        said = subprocess.run(shown, env=environ, check=True, capture_output=True, text=True)
+        found: dict[str, Any] = json.loads(said.stdout)
+    return found
+
+
+def judged_ranks(report: Any, device: str) -> list[RangeCheck]:
+    """One tree over all ranks, on the board that its UUID names."""
+    ranks = {each["rank"] for each in report["ranks"]}
+    whole_j = sum(each["energy_j"] or 0.0 for each in report["ranks"])
+    kernels = [op for op in report["ops"] if op["device"].startswith(device.partition(":")[0])]
+    here_s = sum(op["runtime_s"] for op in kernels if op["device"] == device)
+    layers = [(op["op"], op["phase"]) for op in kernels]
+    return [
+        RangeCheck("ranks recorded of two", len(ranks & {0, 1}), 2, 2),
+        RangeCheck(
+            "joules of the ranks against the tree's",
+            _ratio(whole_j, report["devices"][device]["attributed_j"]),
+            1 - 1e-6,
+            1 + 1e-6,
+        ),
+        RangeCheck("rows of a layer and phase", _ratio(len(layers), len(set(layers))), 1, 1),
+        RangeCheck(
+            "kernel time on the board of that UUID", _ratio(here_s, sum(op["runtime_s"] for op in kernels)), 1, 1
+        ),
+    ]
 
 
 # ---- kernels, anatomy, overhead
@@ -274,9 +360,21 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
     return [*shares(footprint, plan.device, spread=0.007), *passes(footprint, plan.device, products=9)]
 
 
+def known_parts(plan: Plan) -> RangeCheck:
+    """Joules of parts of a model whose power is known from each of them alone."""
+    from benchmarks._gpu_parts import parts_error
+
+    what = "joules of parts of known power, energy-weighted error"
+    if plan is REHEARSAL:
+        return RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)
+    with board() as (driver, handle):
+        counter_j = lambda: driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3  # noqa: E731
+        return RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)
+
+
 def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
     """What recording ten steps costs a run, per step: upper end of the interval."""
     many = repeated(step, plan.steps)
-    took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)})
+    took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)}, ROUNDS)
     wall = Ratio.of(took["recorded"], took["plain"], around=True).wall
     return RangeCheck("overhead a step, upper end", statistics.fmean(wall) + half_interval(wall), -1.0, 0.03)

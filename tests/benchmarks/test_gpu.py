@@ -12,6 +12,7 @@ from joulery.adapters.tracers.kineto.reader import read_columns
 from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 from tests.data_folder import data_folder
 from tests.fakes import nvml as fake_nvml
+from tests.waiting import wait_until
 
 FAKES = Path(fake_nvml.__file__).parent / "path"
 
@@ -21,7 +22,7 @@ def test_totals_are_read_from_sampler_counter_and_instants_over_the_same_seconds
 ) -> None:
     # The sampler is a process of its own: it finds the same made-up board through the environment.
     state = tmp_path / "boards.json"
-    driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0), file=state)
+    driver = fake_nvml.NvmlFake(fake_nvml.gpu("NVIDIA H200", power_mw=100_000, idle_w=100.0, samples=True), file=state)
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=os.pathsep)
     monkeypatch.setenv(fake_nvml.STATE, str(state))
     # A meter that is not named is opened where the driver is: C's library under the name of the driver's will do.
@@ -46,10 +47,10 @@ def test_power_is_integrated_between_the_two_instants_alone() -> None:
 
 
 def test_each_total_has_a_line_of_its_own_and_an_unreported_one_does_not_hold() -> None:
-    good = gpu.judged(gpu.Totals(20.0, 101.0, 100.0, 95.0, 100.0))
-    assert [line.holds for line in good] == [True] * 4
-    off = gpu.judged(gpu.Totals(9.0, 103.0, 100.0, None, 105.1))
-    assert [line.holds for line in off] == [False, False, True, False]
+    good = gpu.judged(gpu.Totals(20.0, 101.0, 100.0, 95.0, 100.0, 99.0))
+    assert [line.holds for line in good] == [True] * 5
+    off = gpu.judged(gpu.Totals(9.0, 103.0, 100.0, None, 105.1, 90.0))
+    assert [line.holds for line in off] == [False, False, True, False, False]
     assert "ZeusMonitor" not in str(gpu.judged(gpu.Totals(20.0, 1.0, 1.0, 1.0, None)))
 
 
@@ -83,3 +84,33 @@ def test_a_total_without_a_counter_does_not_hold() -> None:
     line = gpu.judged(gpu.Totals(20.0, 1.0, 0.0, 1.0, None))[1]
     assert math.isnan(line.value)
     assert not line.holds
+
+
+def ranks_report(
+    *ops: tuple[str, str, float], ranks: tuple[int, ...] = (0, 1), each_j: float = 5.0
+) -> dict[str, object]:
+    return {
+        "ranks": [{"rank": rank, "energy_j": each_j} for rank in ranks],
+        "devices": {"gpu:0": {"attributed_j": 10.0}},
+        "ops": [{"op": op, "phase": "forward", "device": device, "runtime_s": s} for op, device, s in ops],
+    }
+
+
+def test_ranks_make_one_tree_on_the_board_of_the_uuid() -> None:
+    good = gpu.judged_ranks(ranks_report(("Net/a", "gpu:0", 1.0), ("Net/b", "gpu:0", 2.0)), "gpu:0")
+    assert [line.holds for line in good] == [True] * 4
+    alone = ranks_report(("Net/a", "gpu:0", 1.0), ("Net/a", "gpu:GPU-1", 1.0), ranks=(0,), each_j=9.0)
+    assert [line.holds for line in gpu.judged_ranks(alone, "gpu:0")] == [False] * 4
+
+
+def test_what_nvidia_smi_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 71.50\necho '[N/A]'\nsleep 0.3\necho 300.25\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with gpu.smi_averages() as found:
+        wait_until(lambda: len(found) == 2, "two readings")
+    assert [watts for _, watts in found] == [71.5, 300.25]
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with gpu.smi_averages() as none:
+        assert none == []

@@ -350,6 +350,21 @@ class NvmlFake:
         return int(board["energy_mj"] + board.get("idle_w", 0.0) * 1e3 * time.monotonic())
 
     @call
+    def nvmlDeviceGetSamples(self, handle: Any, kind: int, since_us: int) -> tuple[int, list[Any]]:
+        """One reading every 20 ms of the last 2.4 s, all of the board's present power, where ``samples`` says so."""
+        assert kind == self.real.NVML_TOTAL_POWER_SAMPLES
+        board = self._board(handle)
+        if not board.get("samples"):
+            raise self.real.NVMLError(self.real.NVML_ERROR_NOT_SUPPORTED)
+        now_us = time.time_ns() // 1000
+        first_us = max(since_us, now_us - 2_400_000) // 20_000 * 20_000 + 20_000
+        mw = SimpleNamespace(uiVal=board["power_mw"])
+        found = [SimpleNamespace(timeStamp=at, sampleValue=mw) for at in range(first_us, now_us + 1, 20_000)]
+        if not found:
+            raise self.real.NVMLError(self.real.NVML_ERROR_NOT_FOUND)
+        return self.real.NVML_VALUE_TYPE_UNSIGNED_INT, found
+
+    @call
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int:
         board = self._board(handle)
         return int(min(board["limit_mw"], board.get("other_limit_mw", board["limit_mw"])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from joulery.adapters.devices.nvidia_kernels import GpuKernel, NsightCompute, nsight_compute, parse
 from joulery.adapters.engines.embedded import once
 from joulery.domain.errors import CapabilityError, DataError, JouleryError
+from joulery.domain.gpu.device import DEVICE
 from joulery.domain.serving.engine import ModelRef
 from joulery.runtime.profiling.kernels import KernelCount, count_kernels
 
@@ -46,6 +48,19 @@ def test_kernels_of_one_inference_are_what_more_of_them_launch(ncu: NsightComput
     inputs = {"x": np.zeros((1, 4), np.float32)}
     found = count_kernels(ncu, MODEL, inputs, 0, (1, 16))
     assert found == {1: KernelCount(4, pytest.approx(1.75)), 16: KernelCount(4, pytest.approx(13.0))}
+
+
+def test_models_that_are_counted_run_on_the_gpu() -> None:
+    """On an H100 ncu saw no kernels of a PyTorch model: without this variable it runs on the CPU."""
+    seen: list[dict[str, str]] = []
+
+    class Profiler:
+        def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> list[tuple[float, float]]:
+            seen.append(dict(environ))
+            return [(1.0, 1.0)] * int(command[-1])
+
+    count_kernels(Profiler(), MODEL, {"x": np.zeros((1, 4), np.float32)}, "GPU-1", (1,))
+    assert seen == [{"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", DEVICE: "cuda"}] * 2
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ class FakeBoard:
     compute_pids: list[int] | None = field(default_factory=list)
     graphics_pids: list[int] = field(default_factory=list)
     utilisation: list[tuple[int, int, int]] | Exception = field(default_factory=list)
+    samples: list[tuple[int, int]] | None = None
     lost: bool = False
     denied: bool = False
 
@@ -108,6 +109,22 @@ class FakeNvml:
         if not fresh:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return fresh
+
+    def nvmlDeviceGetSamples(self, board: FakeBoard, kind: int, since_us: int) -> tuple[int, list[Any]]:
+        assert kind == pynvml.NVML_TOTAL_POWER_SAMPLES
+        self.calls.append("samples")
+        if board.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if board.samples is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        fresh = [
+            SimpleNamespace(timeStamp=at_us, sampleValue=SimpleNamespace(uiVal=mw))
+            for at_us, mw in board.samples
+            if at_us > since_us
+        ]
+        if not fresh:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, fresh
 
     def _value(self, board: FakeBoard, what: str, value: int | None) -> int:
         self.calls.append(what)

@@ -34,6 +34,30 @@ def test_the_energy_counter_is_preferred() -> None:
     assert fake.open == 0
 
 
+def test_readings_that_the_driver_keeps_are_taken_once() -> None:
+    """An H100 keeps one reading every 20 ms for 2.4 s; its counter is renewed every 100 ms (measured)."""
+    board = FakeBoard(samples=[(1_000_000, 70_000), (1_020_000, 71_500)])
+    other = FakeBoard(uuid="GPU-1", samples=[(1_010_000, 60_000)])
+    meter = open_nvml(FakeNvml(board, other, FakeBoard(uuid="GPU-2")))
+    assert meter.buffered == (0, 1), "the third board keeps none"
+    assert meter.drain() == [], "what was kept before the meter was opened is not of its time"
+    board.samples += [(1_040_000, 300_000), (1_060_000, 310_000)]
+    other.samples += [(1_050_000, 90_000)]
+    assert meter.drain() == [(1_040_000_000, 0, 300.0), (1_050_000_000, 1, 90.0), (1_060_000_000, 0, 310.0)]
+    assert meter.drain() == []
+    board.lost = True
+    other.samples += [(1_070_000, 91_000)]
+    assert meter.drain() == [(1_070_000_000, 1, 91.0)]
+    meter.close()
+    assert meter.drain() == []
+
+
+def test_a_board_without_a_counter_is_read_as_ever() -> None:
+    meter = open_nvml(FakeNvml(FakeBoard(energy_mj=None, samples=[(1_000_000, 70_000)])))
+    assert meter.buffered == ()
+    meter.close()
+
+
 def test_instantaneous_power_comes_second() -> None:
     meter = open_nvml(FakeNvml(FakeBoard(energy_mj=None, instant_mw=300_500)))
     assert [channel.kind for channel in meter.channels] == [ReadingKind.POWER]

@@ -54,6 +54,22 @@ def test_boards_are_read_in_order() -> None:
     assert share.read() == (1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
 
 
+def test_a_process_that_ended_since_the_last_reading_had_the_board_until_then() -> None:
+    held: dict[str, dict[int, float] | None] = {"gpu:0": {}}
+    share = GpuShare(["gpu:0"], lambda: held, lambda: OURS)
+    assert share.read() == (0.0, 0.0)
+    held["gpu:0"] = {10: 1.0}
+    assert share.read() == (1.0, 1.0)
+    held["gpu:0"] = {20: 1.0}
+    assert share.read() == (1.0, 1.0), "ours ended, another one came"
+    assert share.read() == (1.0, 0.0)
+    held["gpu:0"] = {}
+    assert share.read() == (1.0, 0.0)
+    assert share.read() == (0.0, 0.0)
+    held["gpu:0"] = {10: 0.75, 20: 0.25}
+    assert share.read() == (1.0, 0.75)
+
+
 class Busy:
     sockets = (0, 3)
     cpus = (2, 2)

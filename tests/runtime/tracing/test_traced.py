@@ -17,6 +17,7 @@ from joulery.app.wiring.tracers import open_tracer
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes
+from joulery.domain.energy.tensor_footprint import DeviceEnergy
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace, with_devices
@@ -74,6 +75,27 @@ def test_where_the_busy_process_is_unknown_energy_is_missing_not_zero() -> None:
     got = dissect([session(0, 10)], basis(busy=busy), "recency").footprint
     assert got.uncovered_ns.tolist() == [5 * S]
     assert got.energy_by_op == pytest.approx({"net/mm": 500.0})
+
+
+@pytest.mark.parametrize("name", ["GPU:0", "gpu:0", "cuda:0"])
+def test_a_board_that_ran_kernels_of_the_trace_was_not_idle(name: str) -> None:
+    """Measured on an H100: a program of five seconds recorded 0.1 s between two looks at the board's processes."""
+    channel = Channel("gpu:0", "board", ReadingKind.POWER, "fake", Quality.MEASURED)
+    item = PowerSteps(channel, [0, 100 * S], [300.0])
+    one = session(10, 12)
+    gpu = replace(one, trace=with_devices(one.trace, [name]))
+
+    def got(run_s: list[float], all_s: list[float]) -> DeviceEnergy:
+        busy = BusyTimes([0, 8 * S, 16 * S, 100 * S], run_s, all_s)
+        known = Basis((item,), {"gpu:0": busy}, 0.0, 100.0, frozenset(), None, Terms())
+        return dissect([gpu], known, "recency").footprint.devices[0]
+
+    unseen = got([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    assert (unseen.attributed_j, unseen.idle_j, unseen.other_j) == (pytest.approx(600.0), 0.0, 0.0)
+    half = got([0.0, 4.0, 0.0], [0.0, 8.0, 0.0])
+    assert (half.attributed_j, half.other_j) == (pytest.approx(300.0), pytest.approx(300.0)), "what was seen counts"
+    others = got([0.0, 0.0, 0.0], [0.0, 8.0, 0.0])
+    assert others.attributed_j == 0.0 and others.uncovered_s == pytest.approx(2.0), "both computed: no share is known"
 
 
 def test_the_three_parts_of_a_divided_power_add_up() -> None:

@@ -15,8 +15,8 @@ from joulery.domain.quality import Quality
 from joulery.runtime.measuring.account import _coarser as coarser
 from joulery.store.run.channels import channel_to_dict
 from joulery.store.run.directory import create_run, open_run
-from joulery.store.run.readings import RunReadings, load_readings, read_samples, save_readings
-from joulery.store.run.samples import SampleWriter
+from joulery.store.run.readings import RunReadings, load_readings, read_recordings, read_samples, save_readings
+from joulery.store.run.samples import BUFFER_COLUMNS, SampleWriter
 
 UNIX_NS = 1_700_000_000 * NS_PER_S
 CLOCK = {"unix_ns": UNIX_NS, "monotonic_ns": 50}
@@ -71,6 +71,36 @@ def test_a_sampler_that_slowed_down_has_longer_periods(tmp_path: Path) -> None:
     assert readings.traces[0].period_s == 2.0
     assert readings.notes == ("2", "4")
     assert readings.sampler == {}
+
+
+def test_only_the_stream_that_slowed_down_has_longer_periods(tmp_path: Path) -> None:
+    folder = samples(tmp_path / "samples")
+    names = sorted(read_recordings(folder))
+    assert names
+    before = read_samples(folder).traces[0].period_s
+    other = {"kind": "slower", "stream": "another", "factor": 8, "text": ""}
+    mine = [{"kind": "slower", "stream": name, "factor": 4, "text": ""} for name in names]
+    for notes, factor in (([other], 1), ([other, *mine], 4)):
+        (folder / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
+        assert read_samples(folder).traces[0].period_s == before * factor
+
+
+def test_a_counter_is_refined_by_what_its_device_buffered(tmp_path: Path) -> None:
+    folder = samples(tmp_path / "samples")
+    coarse = read_samples(folder)
+    header = {**CLOCK, "channels_of": "0-rapl"}
+    buffer = SampleWriter(folder / "0-rapl-buffer.samples", BUFFER_COLUMNS, header)
+    for number in range(101):
+        buffer.record(50 + number * NS_PER_S // 50, (0, 40.0 if number % 50 < 25 else 10.0))
+        buffer.record(51 + number * NS_PER_S // 50, (1, 300.0))
+    buffer.close()
+    fine = read_samples(folder)
+    assert len(fine.traces) == len(coarse.traces)
+    assert (len(fine.traces[0]), fine.traces[0].period_s) == (101, pytest.approx(0.02))
+    assert fine.traces[0].values[[0, -1]].tolist() == coarse.traces[0].values[[0, -1]].tolist()
+    same_power = fine.traces[1]
+    assert same_power.channel.kind is ReadingKind.POWER and len(same_power) == len(coarse.traces[1])
+    assert list(fine.busy) == list(coarse.busy)
 
 
 def test_what_is_absent_is_no_note_and_a_torn_note_is_left_out(tmp_path: Path) -> None:

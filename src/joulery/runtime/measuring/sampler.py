@@ -2,14 +2,14 @@
 
 Its program is :mod:`joulery.app.sampler`. The sampler and the measured program do not disturb each other: nothing runs
 in the measured interpreter; ticks lie on an absolute grid, and a late tick is skipped and counted; above a bound on its
-own CPU time the sampler reads less often and reports that.
+own CPU time the sampler reads what costs most less often and reports that.
 
 It writes ``{"ready": ...}`` to standard output after the first complete reading, ``{"error": ...}`` when it cannot
 start or go on, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard input
 ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, should a fork hold the pipe.
 
-Files (:mod:`joulery.store.run.samples`): one a meter, ``cpu`` and ``gpu`` (busy times), ``threads`` (CPU times while a
-program records) and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one a meter, one more for what its devices buffer, ``cpu`` and ``gpu`` (busy
+times), ``threads`` (CPU times while a program records) and ``notes.jsonl``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from joulery.domain.energy.channel import MeterSpec, ReadingKind
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.sampler_config import SamplerConfig
 from joulery.runtime.measuring.share import (
+    BufferedMeter,
     BusyReader,
     CpuShare,
     GpuShare,
@@ -36,7 +37,7 @@ from joulery.runtime.measuring.share import (
     TreeReader,
 )
 from joulery.store.run.channels import channel_to_dict
-from joulery.store.run.samples import SUFFIX, Appender, SampleWriter
+from joulery.store.run.samples import BUFFER_COLUMNS, SUFFIX, Appender, SampleWriter
 
 NS_PER_S = 1_000_000_000
 HOUSEKEEPING_S = 0.2
@@ -50,6 +51,8 @@ RECORDING = ".recording"
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
+BUFFER_S = 0.5
+"""Interval at which a device's buffer of power readings, and the counter that it refines, are read."""
 LONGEST_PERIOD_S = 1.0
 CLOCK_TOLERANCE_S = 0.05
 
@@ -72,8 +75,11 @@ class SampleStream:
         writer: Destination of the records.
         every: Ticks between two readings.
         linger_s: Longest wait at the end for every value to change once more.
+        name: Its file's name.
+        slower: Present factor of its interval.
         due: The next tick at which it is read.
         last: The last record.
+        cost_s: CPU seconds of its readings since the limit last looked.
     """
 
     def __init__(
@@ -83,20 +89,25 @@ class SampleStream:
         every: int = 1,
         linger_s: float = 0.0,
         clocks: Clocks = CLOCKS,
+        name: str = "",
     ) -> None:
         self.writer = writer
         self.every = every
         self.linger_s = linger_s
+        self.name = name
+        self.slower = 1
         self.due = 0
         self.last: tuple[float, ...] = ()
+        self.cost_s = 0.0
         self._read = read
-        self._now_ns = clocks.monotonic_ns
+        self._now_ns, self._cpu_s = clocks.monotonic_ns, clocks.cpu_s
 
     def sample(self) -> None:
         """Read one record and stamp it with the middle of the time this took."""
-        before_ns = self._now_ns()
+        before_s, before_ns = self._cpu_s(), self._now_ns()
         self.last = self._read()
         self.writer.record((before_ns + self._now_ns()) // 2, self.last)
+        self.cost_s += self._cpu_s() - before_s
 
 
 class ThreadStream(SampleStream):
@@ -137,31 +148,73 @@ class ThreadStream(SampleStream):
         self._not_before_ns = now_ns + round((self._clocks.cpu_s() - before_s) / THREADS_RATIO * NS_PER_S)
 
 
-class SelfLimit:
-    """Slows the sampler down when it takes more than its share of a core: twice the period at a time.
+class BufferStream(SampleStream):
+    """Power readings that the devices of a meter have buffered: one record a reading.
 
-    Attributes:
-        slower: Present factor of the period.
+    Args:
+        meter: Keeps them.
+        offset_ns: Unix minus monotonic nanoseconds.
+        writer: Destination of the records.
+        every: Ticks between two looks.
+    """
+
+    def __init__(
+        self,
+        meter: BufferedMeter,
+        offset_ns: int,
+        writer: SampleWriter,
+        every: int,
+        clocks: Clocks = CLOCKS,
+        name: str = "",
+    ) -> None:
+        super().__init__(tuple, writer, every, clocks=clocks, name=name)
+        self._meter, self._offset_ns = meter, offset_ns
+        self._stamp_ns = -1
+
+    def sample(self) -> None:
+        """Take what came since the last look. Readings of one moment get stamps a nanosecond apart."""
+        before_s = self._cpu_s()
+        for unix_ns, channel, watts in self._meter.drain():
+            self._stamp_ns = max(unix_ns - self._offset_ns, self._stamp_ns + 1)
+            self.writer.record(self._stamp_ns, (channel, watts))
+        self.cost_s += self._cpu_s() - before_s
+
+
+class Slowed(NamedTuple):
+    """A stream that is read half as often from now on, and the share of a core that the sampler had used."""
+
+    stream: SampleStream
+    cpu_ratio: float
+
+
+class SelfLimit:
+    """Slows the sampler down when it takes more than its share of a core.
+
+    The stream whose readings cost most is read half as often; the others keep their pace. NVIDIA's energy counter takes
+    milliseconds of CPU a reading (an H100: 2.4, measured), the processes on a board microseconds.
     """
 
     def __init__(self, max_cpu_ratio: float, most: int, clocks: Clocks = CLOCKS) -> None:
-        self.slower = 1
         self._max_cpu_ratio = max_cpu_ratio
         self._most = most
         self._clocks = clocks
         self._wall_ns, self._cpu_s = clocks.monotonic_ns(), clocks.cpu_s()
 
-    def exceeded(self) -> float:
-        """Share of a core used over the last second or more if that slowed the sampler down, else 0."""
+    def check(self, streams: Sequence[SampleStream]) -> Slowed | None:
+        """The stream slowed down because of the last second or more; None where nothing had to be."""
         wall_ns, cpu_s = self._clocks.monotonic_ns(), self._clocks.cpu_s()
         if wall_ns - self._wall_ns < NS_PER_S:
-            return 0.0
+            return None
         ratio = (cpu_s - self._cpu_s) / (wall_ns - self._wall_ns) * NS_PER_S
         self._wall_ns, self._cpu_s = wall_ns, cpu_s
-        if ratio <= self._max_cpu_ratio or self.slower >= self._most:
-            return 0.0
-        self.slower *= 2
-        return ratio
+        can = [stream for stream in streams if stream.slower < self._most]
+        costliest = max(can, key=lambda stream: stream.cost_s, default=None)
+        for stream in streams:
+            stream.cost_s = 0.0
+        if ratio <= self._max_cpu_ratio or costliest is None:
+            return None
+        costliest.slower *= 2
+        return Slowed(costliest, ratio)
 
 
 def sample_until(
@@ -169,7 +222,7 @@ def sample_until(
     streams: Sequence[SampleStream],
     period_s: float,
     limit: SelfLimit,
-    keep_house: Callable[[float], None],
+    keep_house: Callable[[Slowed | None], None],
     clocks: Clocks = CLOCKS,
 ) -> int:
     """Read the streams on an absolute grid until stopped, then once more, so that the end lies inside.
@@ -178,8 +231,8 @@ def sample_until(
         stopped: Waits so many seconds, or less when stopped; True when stopped.
         streams: Streams to read.
         period_s: The grid.
-        limit: Slows down.
-        keep_house: Called every :data:`HOUSEKEEPING_S` with the share of a core that made the sampler slow down, or 0.
+        limit: Slows down what costs most.
+        keep_house: Called every :data:`HOUSEKEEPING_S` with the stream that was slowed down, if one was.
         clocks: Clocks to use.
 
     Returns:
@@ -193,12 +246,12 @@ def sample_until(
         for stream in streams:
             if tick >= stream.due:
                 stream.sample()
-                step = stream.every * limit.slower
+                step = stream.every * stream.slower
                 stream.due = (tick // step + 1) * step
         now_ns = now()
         if now_ns - house_ns >= HOUSEKEEPING_S * NS_PER_S:
             house_ns = now_ns
-            keep_house(limit.exceeded())
+            keep_house(limit.check(streams))
             now_ns = now()
         due = min(stream.due for stream in streams)
         tick = max(due, (now_ns - start_ns) // period_ns + 1)
@@ -208,6 +261,9 @@ def sample_until(
     for stream in streams:
         stream.sample()
     _linger(streams, clocks)
+    for stream in streams:
+        if isinstance(stream, BufferStream):
+            stream.sample()
     return late
 
 
@@ -305,15 +361,14 @@ class Sampler:
         self._say(
             {"ready": {"pid": os.getpid(), "channels": [channel_to_dict(c) for m in self._meters for c in m.channels]}}
         )
-        late = sample_until(
-            self._stopped, self._streams, self._config.period_s, limit, lambda ratio: self._keep_house(limit, ratio)
-        )
+        late = sample_until(self._stopped, self._streams, self._config.period_s, limit, self._keep_house)
         for meter in self._meters:
             meter.close()
         self._write_notes()
         if moved := clock_moved(time.time_ns() - time.monotonic_ns() - self._offset_ns):
             self._note("clock", text=moved)
-        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._config.period_s * limit.slower}
+        slowest = max(stream.slower for stream in self._streams)
+        done = {"late": late, "cpu_s": time.process_time(), "period_s": self._config.period_s * slowest}
         self._note("done", **done)
         for stream in self._streams:
             stream.writer.close()
@@ -337,15 +392,18 @@ class Sampler:
             self._abandoned = os.read(0, 64) == b""
         return self._stop
 
-    def _keep_house(self, limit: SelfLimit, cpu_ratio: float) -> None:
-        if cpu_ratio > 0:
-            period_s = self._config.period_s * limit.slower
+    def _keep_house(self, slowed: Slowed | None) -> None:
+        if slowed is not None:
+            stream, cpu_ratio = slowed
+            period_s = self._config.period_s * stream.every * stream.slower
             self._note(
                 "slower",
-                factor=limit.slower,
+                stream=stream.name,
+                factor=stream.slower,
                 period_s=period_s,
                 cpu_ratio=cpu_ratio,
-                text=f"the sampler took {cpu_ratio:.1%} of a core: it reads every {period_s * 1e3:g} ms from here on",
+                text=f"the sampler took {cpu_ratio:.1%} of a core: it reads {stream.name} every {period_s * 1e3:g} ms "
+                "from here on",
             )
         self._write_notes()
         self._flush()
@@ -366,22 +424,29 @@ class Sampler:
 
     def _meter_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:
         period_s = self._config.period_s
-        streams = []
+        streams: list[SampleStream] = []
         for number, meter in enumerate(self._meters):
             channels = meter.channels
             columns = [f"{channel.device}:{channel.component}" for channel in channels]
             update_s = min(channel.update_s for channel in channels)
-            every = max(1, round(update_s / READS_PER_UPDATE / period_s))
+            kept = meter.buffered if isinstance(meter, BufferedMeter) else ()
+            paced_s = BUFFER_S if len(kept) == len(channels) else update_s / READS_PER_UPDATE
+            every = max(1, round(paced_s / period_s))
             described: dict[str, Any] = {
                 "channels": [channel_to_dict(channel) for channel in channels],
                 "period_s": every * period_s,
             }
             if isinstance(meter, IdentifiedMeter):
                 described["uuids"] = dict(meter.uuids)
-            writer = self._writer(f"{number}-{channels[0].meter}", columns, {**clock, **described})
+            name = f"{number}-{channels[0].meter}"
+            writer = self._writer(name, columns, {**clock, **described})
             slow = max((c.update_s for c in channels if c.kind is ReadingKind.COUNTER), default=0.0)
             linger_s = LINGER_UPDATES * slow if slow > READS_PER_UPDATE * period_s else 0.0
-            streams.append(SampleStream(meter.read, writer, every, linger_s))
+            streams.append(SampleStream(meter.read, writer, every, linger_s, name=name))
+            if isinstance(meter, BufferedMeter) and kept:
+                name, every = f"{name}-buffer", max(1, round(BUFFER_S / period_s))
+                buffer = self._writer(name, BUFFER_COLUMNS, {**clock, "channels_of": streams[-1].name})
+                streams.append(BufferStream(meter, self._offset_ns, buffer, every, name=name))
         return streams
 
     def _share_streams(self, clock: Mapping[str, float]) -> list[SampleStream]:
@@ -395,7 +460,7 @@ class Sampler:
         cpu = CpuShare(busy, tree)
         cpus = {f"cpu:{socket}": count for socket, count in zip(busy.sockets, busy.cpus, strict=True)}
         writer = self._writer("cpu", cpu.columns, {**clock, "cpus": cpus})
-        streams = [SampleStream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)))]
+        streams = [SampleStream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)), name="cpu")]
         if config.threads is not None:
             folder = config.threads
             threads = self._writer("threads", ("process", "thread", "cpu_s", "sweep"), clock)
@@ -405,7 +470,7 @@ class Sampler:
             if isinstance(meter, SharedMeter):
                 gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
                 every = max(1, round(GPU_SHARE_S / config.period_s))
-                streams.append(SampleStream(gpu.read, self._writer("gpu", gpu.columns, clock), every))
+                streams.append(SampleStream(gpu.read, self._writer("gpu", gpu.columns, clock), every, name="gpu"))
         return streams
 
     def _writer(self, name: str, columns: Sequence[str], header: Mapping[str, Any]) -> SampleWriter:

@@ -91,6 +91,20 @@ class BusyMeter(Protocol):
 
 
 @runtime_checkable
+class BufferedMeter(Protocol):
+    """A meter whose devices keep their latest power readings."""
+
+    @property
+    def buffered(self) -> tuple[int, ...]:
+        """Its channels whose power is kept, by number."""
+        ...
+
+    def drain(self) -> list[tuple[int, int, float]]:
+        """(Unix ns, number of the channel, watts) of every reading since the last call, by time."""
+        ...
+
+
+@runtime_checkable
 class IdentifiedMeter(Protocol):
     """A meter that knows its devices by UUID."""
 
@@ -131,7 +145,8 @@ class GpuShare:
     """Ratio of each GPU's time that belongs to the run and to all processes, since the previous reading.
 
     A board on which only the run has processes is charged to the run, idle or not; one with processes of others only
-    is charged to them; one without processes idles. Where both have processes, the board is split by the busy time the
+    is charged to them; one without processes idles. A process that ended since the previous reading had the board until
+    then. Where both have processes, the board is split by the busy time the
     driver reports for each process. Without such a report the whole board is the run's (in a container process numbers
     do not match), unless others are known to be on it: then the split is unknown (NaN).
 
@@ -149,11 +164,21 @@ class GpuShare:
         self.columns = tuple(f"{what}:{device}" for device in self._devices for what in ("busy_ratio", "run_ratio"))
         self._holders = holders
         self._pids = pids
+        self._before: dict[str, tuple[float, float]] = {}
 
     def read(self) -> tuple[float, ...]:
         """One value a column."""
         held, pids = self._holders(), self._pids()
-        return tuple(ratio for device in self._devices for ratio in board_ratios(held.get(device), pids))
+        now = {device: board_ratios(held.get(device), pids) for device in self._devices}
+        since = {device: _since(self._before.get(device, (0.0, 0.0)), ratios) for device, ratios in now.items()}
+        self._before = now
+        return tuple(ratio for device in self._devices for ratio in since[device])
+
+
+def _since(before: tuple[float, float], now: tuple[float, float]) -> tuple[float, float]:
+    """Ratios of an interval from those at its ends: processes that are gone at the end were there before."""
+    left = now[1] == 0 < before[1] or now[0] == 0 < before[0]
+    return before if left else now
 
 
 def board_ratios(holders: Mapping[int, float] | None, run: frozenset[int]) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from joulery.domain.errors import DataError
+from joulery.domain.gpu.device import DEVICE
 from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.tensors import Tensor
 
@@ -60,7 +61,7 @@ def count_kernels(
         DataError: Two inferences do not launch the same number of kernels, or none.
     """
     # All SMs, where a daemon for sharing runs meanwhile.
-    environ = {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+    environ = {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", DEVICE: "cuda"}
     program = [sys.executable, "-m", "joulery.adapters.engines.embedded.once", str(model)]
     with tempfile.TemporaryDirectory(prefix="joulery-kernels-") as folder:
         request = Path(folder) / "request.npz"

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from joulery.accounting.charge import DividedPower, divide_power
-from joulery.accounting.operations.align import Estimator, align, matched
+from joulery.accounting.operations.align import Estimator, align, canonical, matched
 from joulery.accounting.operations.cpu_lanes import run_cpu_s
 from joulery.accounting.operations.rows import added
+from joulery.accounting.operations.session import is_accelerator
 from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps, energy_by_bin
 from joulery.domain.energy.power import BusyTimes
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
@@ -192,7 +193,7 @@ def dissect(
 def _dissect(
     events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator, steps: int
 ) -> tuple[TensorFootprint, EventTrace]:
-    busy = _busy_times(basis, window)
+    busy = _with_kernels(_busy_times(basis, window), events, window)
     shared = {
         item.channel: divide_power(item, busy[item.channel.device]) for item in basis.power if _shared(item, basis)
     }
@@ -229,6 +230,33 @@ def _busy_times(basis: Basis, window: tuple[int, int]) -> Mapping[str, BusyTimes
         return basis.busy
     fine = BusyTimes(edges, run_s, np.maximum(times.all_s[first:last], run_s), times.cpus)
     return {**basis.busy, sockets[0]: fine, **({"machine": fine} if "machine" in basis.busy else {})}
+
+
+def _with_kernels(
+    busy: Mapping[str, BusyTimes], events: EventTrace, window: tuple[int, int]
+) -> Mapping[str, BusyTimes]:
+    """Busy times by device, corrected by the trace: a board that ran its kernels did not idle.
+
+    The driver is asked once a second which processes are on a board; a program that records for a tenth of a second may
+    have come or gone between. Where only other processes were seen, the run's share is unknown.
+    """
+    ran = np.bincount(events.device[(events.start_ns < window[1]) & (events.end_ns > window[0])])
+    boards = {canonical(events.devices[device]) for device in np.flatnonzero(ran).tolist()}
+    return {**busy} | {
+        name: _present(times, window)
+        for name, times in busy.items()
+        if is_accelerator(name) and canonical(name) in boards
+    }
+
+
+def _present(times: BusyTimes, window: tuple[int, int]) -> BusyTimes:
+    """Busy times of a board on which the run computed during a window."""
+    edges = times.edges_ns
+    absent = (times.app_s == 0) & (edges[1:] > window[0]) & (edges[:-1] < window[1])
+    alone = absent & (times.all_s == 0)
+    length_s = np.diff(edges) / NS_PER_S
+    run_s = np.where(alone, length_s, np.where(absent, np.nan, times.app_s))
+    return BusyTimes(edges, run_s, np.where(alone, length_s, times.all_s), times.cpus)
 
 
 def _shared(item: PowerSteps, basis: Basis) -> bool:

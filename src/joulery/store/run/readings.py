@@ -6,7 +6,7 @@ While the sampler writes, and when it was killed, they are read from its files (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.energy.buffered import refined
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import DataError
@@ -206,10 +207,15 @@ def read_samples(folder: Path) -> RunReadings:
 def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunReadings:
     """Build the readings from recordings by name and the file of notes."""
     notes = list(_notes(notes_file))
-    slower = max((note["factor"] for note in notes if note["kind"] == "slower"), default=1)
-    streams = [r for r in recordings.values() if len(r.t_ns)]
+    slower = _slower(notes)
+    named = {name: recording for name, recording in recordings.items() if len(recording.t_ns)}
+    streams = list(named.values())
     return RunReadings(
-        traces=tuple(trace for recording in streams for trace in _traces(recording, slower)),
+        traces=tuple(
+            trace
+            for name, recording in named.items()
+            for trace in _refined(_traces(recording, slower(name)), _buffer_of(name, streams))
+        ),
         busy={device: times for recording in streams for device, times in _busy(recording)},
         offset_ns=next((r.header["unix_ns"] - r.header["monotonic_ns"] for r in streams), None),
         end_ns=max((int(r.t_ns[-1]) for r in streams), default=None),
@@ -292,6 +298,31 @@ def load_readings(run: Run) -> RunReadings:
     kept = {**run.manifest["read"], "notes": tuple(run.manifest["read"]["notes"])}
     threads = _threads(run.series("threads")) if "threads" in run.series_names else None
     return RunReadings(tuple(traces), times, **kept, threads=threads)
+
+
+def _buffer_of(name: str, streams: Sequence[Recording]) -> Recording | None:
+    """The power readings that the devices of a stream buffered, where there are any."""
+    return next((recording for recording in streams if recording.header.get("channels_of") == name), None)
+
+
+def _refined(traces: Iterator[PowerTrace], buffer: Recording | None) -> Iterator[PowerTrace]:
+    """Counters at the times of the buffered power readings, other traces as they are."""
+    for number, trace in enumerate(traces):
+        if buffer is None or trace.channel.kind is not ReadingKind.COUNTER:
+            yield trace
+            continue
+        mine = buffer.column("channel") == number
+        yield refined(trace, buffer.t_ns[mine], buffer.column("watts")[mine])
+
+
+def _slower(notes: Sequence[Mapping[str, Any]]) -> Callable[[str], int]:
+    """Factor of a stream's interval at the end, by the stream's name; notes without a name are of all streams."""
+    factors: dict[str | None, int] = {}
+    for note in notes:
+        if note["kind"] == "slower":
+            stream = note.get("stream")
+            factors[stream] = max(factors.get(stream, 1), note["factor"])
+    return lambda name: max(factors.get(name, 1), factors.get(None, 1))
 
 
 def _traces(recording: Recording, slower: int) -> Iterator[PowerTrace]:

@@ -23,6 +23,8 @@ SCHEMA = "joulery.samples/1"
 SUFFIX = ".samples"
 SAMPLES = "samples"
 """Folder of a run in which its sampler writes."""
+BUFFER_COLUMNS = ("channel", "watts")
+"""Columns of the power readings that a device buffered; ``channels_of`` in the header names the stream they refine."""
 _PATIENCE_BYTES = 4 << 20
 """How much waits in memory for a full disk to have room again."""
 

@@ -1,0 +1,80 @@
+"""An energy counter refined by the power readings that its device buffers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from joulery.domain.arrays import FloatArray, IntArray
+from joulery.domain.energy.power import PowerTrace
+
+_ANCHOR_NS = 10_000_000_000
+"""Distance of the counter's readings that stay as they are. A counter renewed every 100 ms is late by up to that."""
+_HOLE_NS = 250_000_000
+"""Without a buffered reading for longer, the counter's own readings stay."""
+_FEWEST = 4
+_RATIO = (0.5, 2.0)
+"""Buffered power that is further than this from the counter's mean is no reading of the same board."""
+
+
+def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrace:
+    """The counter at the times of buffered power readings: its energy, their shape.
+
+    Every ten seconds, at the first and at the last reading, the counter stands as it was read. In between, its energy
+    is divided as the integral of the buffered power is; where that has holes or contradicts it, the counter's own
+    readings stay.
+
+    Args:
+        counter: Readings of a counter, joules.
+        t_ns: Unix nanoseconds of the buffered readings, strictly increasing, int64[n].
+        watts: Their power, float64[n].
+    """
+    known = np.flatnonzero(~np.isnan(counter.values))
+    if len(known) < 2 or len(t_ns) < _FEWEST:
+        return counter
+    anchors = _anchors(counter.t_ns, known)
+    power_j = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) / 1e9 * (watts[1:] + watts[:-1]) / 2)])
+    pieces: list[tuple[IntArray, FloatArray]] = []
+    refined_any = False
+    for first, last in zip(anchors[:-1].tolist(), anchors[1:].tolist(), strict=True):
+        piece = _between(counter, first, last, t_ns, power_j)
+        refined_any |= piece is not None
+        pieces.append(piece or (counter.t_ns[first:last], counter.values[first:last]))
+    if not refined_any:
+        return counter
+    end = int(anchors[-1])
+    pieces.append((counter.t_ns[end:], counter.values[end:]))
+    head = counter.t_ns[: int(anchors[0])], counter.values[: int(anchors[0])]
+    step_s = float(np.median(np.diff(t_ns))) / 1e9
+    return PowerTrace(
+        counter.channel._replace(update_s=step_s),
+        np.concatenate([head[0], *(stamps for stamps, _ in pieces)]),
+        np.concatenate([head[1], *(values for _, values in pieces)]),
+        step_s,
+    )
+
+
+def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
+    """Which readings stay: the first, one every ten seconds, the last."""
+    slots = (t_ns[known] - t_ns[known[0]]) // _ANCHOR_NS
+    starts = known[np.flatnonzero(np.diff(slots, prepend=-1) > 0)]
+    near = len(starts) > 1 and t_ns[known[-1]] - t_ns[starts[-1]] < _ANCHOR_NS // 2
+    return np.unique(np.append(starts[:-1] if near else starts, known[-1]))
+
+
+def _between(
+    counter: PowerTrace, first: int, last: int, t_ns: IntArray, power_j: FloatArray
+) -> tuple[IntArray, FloatArray] | None:
+    """Stamps and joules from one reading to just before another; None where the buffered power does not tell."""
+    begin_ns, end_ns = int(counter.t_ns[first]), int(counter.t_ns[last])
+    inside = slice(int(np.searchsorted(t_ns, begin_ns, "right")), int(np.searchsorted(t_ns, end_ns, "left")))
+    stamps = t_ns[inside]
+    edges = np.concatenate([[begin_ns], stamps, [end_ns]])
+    shape_j = np.interp(edges, t_ns, power_j)
+    energy_j, whole_j = float(counter.values[last] - counter.values[first]), float(shape_j[-1] - shape_j[0])
+    if len(stamps) < _FEWEST or int(np.diff(edges).max()) > _HOLE_NS or whole_j <= 0:
+        return None
+    ratio = energy_j / whole_j
+    if not _RATIO[0] <= ratio <= _RATIO[1]:
+        return None
+    values = counter.values[first] + ratio * (shape_j[:-1] - shape_j[0])
+    return edges[:-1], np.asarray(values, np.float64)
