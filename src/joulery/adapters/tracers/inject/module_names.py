@@ -57,9 +57,9 @@ def _owner(module: Any) -> Any:
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and not str(frame.f_globals.get("__name__")).startswith(("torch.", __name__)):
-            first = frame.f_locals.get(code.co_varnames[0])
-            is_model = first is not None and first is not module and issubclass(type(first), kind)
-            if is_model and any(part is module for part in first.modules()):  # type: ignore[union-attr]
+            first: Any = frame.f_locals.get(code.co_varnames[0])
+            is_model = first is not module and issubclass(type(first), kind)
+            if is_model and any(part is module for part in first.modules()):
                 owner = first
         frame = frame.f_back  # type: ignore[assignment]
     return owner

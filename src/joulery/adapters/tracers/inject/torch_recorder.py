@@ -248,9 +248,7 @@ class TorchRecorder(Cycles):
                 self._evaluate_first(module)
         elif self._kind == EVALUATION and self._optimizers:
             self._guarded(self._begin_training)
-        elif self._kind != TRAINING and self._calls >= (
-            patience := _LONG_PATIENCE if self._optimizers else _PATIENCE
-        ):
+        elif self._kind != TRAINING and self._calls >= (patience := _LONG_PATIENCE if self._optimizers else _PATIENCE):
             if not self._counts[OTHER]:  # what was waited for were steps
                 self._steps += patience - 1
                 self._counts[OTHER] += patience - 1
