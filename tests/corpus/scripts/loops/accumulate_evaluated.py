@@ -21,7 +21,7 @@ with torch.no_grad():
         model(flip(x[batch]))
 
 model.train()
-for epoch in range(2):
+for _ in range(2):
     for batch in range(48):
         loss = nn.functional.cross_entropy(model(flip(x[batch])), y[batch]) / 12
         loss.backward()
