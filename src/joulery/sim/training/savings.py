@@ -110,11 +110,8 @@ def savings(
         ConfigError: No such scheduler, or one that chooses GPUs for jobs that keep theirs.
         DataError: A job held more GPUs than there are, or there is no job.
     """
-    if not len(submit_s):
-        raise DataError("no job held a GPU: nothing can be saved")
     machines = SiteMachines() if machines is None else machines
-    if machines.keeps_gpus and policy.partition(":")[0] not in _KEEP:
-        raise ConfigError("this scheduler chooses the GPUs of each job itself", got=policy, expected=", ".join(_KEEP))
+    _check(len(submit_s), policy, machines)
     nodes = -(-cluster_gpus // machines.node.gpus)
     pairs = []
     for sample in range(samples):
@@ -145,6 +142,14 @@ def savings(
         _by_type(pairs),
         machines.keeps_gpus,
     )
+
+
+def _check(jobs: int, policy: str, machines: SiteMachines) -> None:
+    """Raise unless there are jobs, and the scheduler leaves them their GPUs where they keep them."""
+    if not jobs:
+        raise DataError("no job held a GPU: nothing can be saved")
+    if machines.keeps_gpus and policy.partition(":")[0] not in _KEEP:
+        raise ConfigError("this scheduler chooses the GPUs of each job itself", got=policy, expected=", ".join(_KEEP))
 
 
 def _by_type(pairs: list[tuple[TrainingRun, TrainingRun]]) -> dict[str, Spread]:

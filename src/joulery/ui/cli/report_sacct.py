@@ -117,7 +117,6 @@ def sacct_command(
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
     if what_if is not None and form not in ("text", "json"):
         raise ConfigError("--what-if goes with text and json", pointer="--what-if", got=form)
-
     wanted = PastJobsRequest(
         file=file,
         since_s=None if since is None else flag_quantity(since, TIME, "--since"),
@@ -133,9 +132,8 @@ def sacct_command(
     report = report_past(wanted)
     if trace is not None:
         _write_trace(report, trace, jobs)
-    saved = None
-    if what_if is not None:
-        saved = _saved(report, WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes, meters, keep_gpus))
+    asked = what_if and WhatIf(what_if, gpus, samples, node_gpus, jobs, nodes, meters, keep_gpus)
+    saved = _saved(report, asked) if asked else None
     put_out(_written(report, saved, form, wanted), out)
 
 
