@@ -134,6 +134,26 @@ def test_more_accuracy_costs_more_and_what_cannot_be_had_is_said():
         plan_pool(problem, trusting(problem), QUICK)
 
 
+def test_a_pool_that_keeps_its_limit_by_a_hair_is_not_taken_where_there_is_another():
+    """A trial is one draw: planned within 1 per mille of the limit, every second other draw is late."""
+    first = PoolProblem((A100,), (service(least=0.86),))
+    made = plan_pool(first, judge(first.services, first.machines, Streams(0)), QUICK)
+    hair_s = 1.001 * made.pool.metrics[0].latency_s
+    problem = PoolProblem((A100,), (service(limit_s=hair_s, least=0.86),))
+    again = plan_pool(problem, judge(problem.services, problem.machines, Streams(0)), QUICK)
+    assert again.pool.metrics[0].latency_s <= 0.98 * hair_s
+    assert again.bound_w <= again.pool.cost_w
+    others = [judge(problem.services, problem.machines, Streams(seed)) for seed in (1, 2, 3)]
+    idle_w = 37.6 * again.pool.gpus
+    assert all(trial(0, again.pool.used[0], idle_w).latency_s <= hair_s for trial in others)
+
+
+def test_where_every_pool_keeps_its_limit_by_a_hair_one_of_them_is_taken():
+    problem = PoolProblem((A100,), (service(least=0.84),))
+    made = plan_pool(problem, lambda number, used, idle_w: TrialMetrics(0.85, 0.99 * 0.16, 10.0), QUICK)
+    assert made.pool.metrics[0].latency_s == 0.99 * 0.16
+
+
 def test_a_judge_that_finds_everything_late_is_believed():
     problem = PoolProblem((A100,), (service(least=0.84),))
     with pytest.raises(InfeasibleError, match="nearest: albert 500 ms of 160"):
