@@ -96,7 +96,7 @@ def plan_problem(
     near = duals.value * _NEAR_RATIO
     whole = _whole(generator, _QUICK_RATIO, near)
     if _served(whole):
-        best = _improved(generator, duals, whole)
+        best = _improved(generator, proof, whole)
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
         whole = _whole(generator, _QUICK_RATIO, math.inf)
@@ -180,17 +180,21 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]
     return best, duals
 
 
-def _improved(generator: JointGenerator, duals: Duals, whole: JointSolution) -> _Best:
-    """Whole numbers again, with all that a better plan could have."""
-    slack = whole.value - duals.value
+def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution) -> _Best:
+    """Whole numbers again, with all that a better plan could have.
+
+    At the prices of the proof no GPU is worth more than it costs. At those the relaxation ended with, one may be worth a
+    little more, and a better plan could have it beside one that costs more than the slack.
+    """
+    slack = whole.value - proof.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
         return _Best(whole, optimal=True)
     if slack > abs(whole.value) * _WIDE_RATIO and not generator.problem.slices:
         whole = _at_its_count(generator, whole)
-        slack = whole.value - duals.value
+        slack = whole.value - proof.value
     if slack > abs(whole.value) * generator.effort.wide_ratio:
         return _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
-    complete = generator.enrich(duals, slack)
+    complete = generator.enrich(proof.duals, slack)
     again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
