@@ -183,8 +183,8 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]
 def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution) -> _Best:
     """Whole numbers again, with all that a better plan could have.
 
-    At the prices of the proof no GPU is worth more than it costs. At those the relaxation ended with, one may be worth a
-    little more, and a better plan could have it beside one that costs more than the slack.
+    At the prices of the proof no GPU is worth more than it costs. At those the relaxation ended with, one may be worth
+    a little more, and a better plan could have it beside one that costs more than the slack.
     """
     slack = whole.value - proof.value
     if slack <= abs(whole.value) * _EXACT_RATIO:
