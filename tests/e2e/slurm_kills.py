@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.clusters.slurm_comments import owner_words
-from joulery.adapters.clusters.slurm_records import COMMENT_TAG
+from joulery.adapters.clusters.slurm_records import COMMENT_TAG, owner_words
 from tests.e2e.slurm_jobs import JOB, Daemon, whole
 from tests.slurm_accounting import accounting_missing, slurm_database
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster

@@ -359,8 +359,8 @@ async def test_the_predicted_length_of_a_conversation_is_that_of_its_last_messag
         messages = [{"role": "system", "content": "s"}, {"role": "user", "content": last}]
         kept = []
         served.llm.keep = lambda request, count: kept.append(request.prompt)
-        guess = served.llm.forecaster.guesser.guess
-        served.llm.forecaster.guesser.guess = lambda prompt: guess(prompt.split("\n")[0])
+        predict = served.llm.forecaster.predictor.predict
+        served.llm.forecaster.predictor.predict = lambda prompt: predict(prompt.split("\n")[0])
         answer = await served.client.post(CHAT, json={"model": "llm", "messages": messages})
         assert answer.headers["x-joulery-predicted-tokens"] == tokens
         assert kept == [f"{last}\ns"]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
 from joulery.adapters.clusters.slurm_commands import Done, command_runner
-from joulery.adapters.clusters.slurm_comments import has_reason, owner_words, with_reason
-from joulery.adapters.clusters.slurm_records import HELD_TAG, parse_jobs
+from joulery.adapters.clusters.slurm_records import HELD_TAG, has_reason, owner_words, parse_jobs, with_reason
 from joulery.domain.cluster import Hold, JobState, Order, Release, Split, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.runtime.schedule.scheduler import release_all

@@ -55,7 +55,7 @@ def test_what_is_kept_is_run_from_its_onnx_file_with_the_encoder_inside(tmp_path
         assert embedding == pytest.approx(meaning, abs=1e-3)
     guesser = length_guess.length_predictor(tmp_path, "n")
     assert guesser.head == 1
-    assert guesser.guess("Name a").score == pytest.approx(trained.look("Name a")[0][1], abs=1e-3)
+    assert guesser.predict("Name a").score == pytest.approx(trained.look("Name a")[0][1], abs=1e-3)
     assert list(guesser.class_tokens) == sorted(guesser.class_tokens)
     assert length_guess.length_predictor(tmp_path, "another model").head == 2
 

@@ -148,7 +148,7 @@ print("trained")
     ("needs", "program", "linear"),
     [
         ("accelerate", TRAINER, "BertForSequenceClassification/bert/encoder/layer_0/attention/self/query"),
-        ("lightning", LIGHTNING, "Sequential/0"),
+        ("lightning", LIGHTNING, "Net/layers_0"),
     ],
     ids=["trainer", "lightning"],
 )

@@ -29,7 +29,6 @@ from joulery.adapters.clusters.slurm_commands import (
     raise_if_away,
     raise_unless_done,
 )
-from joulery.adapters.clusters.slurm_comments import component, has_reason, owner_words, reason_updates
 from joulery.adapters.clusters.slurm_jobs import as_one, to_job
 from joulery.adapters.clusters.slurm_nodes import FIELDS, SlurmNode, parse_nodes, parse_tiers, pools
 from joulery.adapters.clusters.slurm_reach import Reach, parse_reservations
@@ -38,9 +37,13 @@ from joulery.adapters.clusters.slurm_records import (
     COMMENT_TAG,
     HELD_TAG,
     SlurmRecord,
+    component,
     expand_tasks,
+    has_reason,
+    owner_words,
     parse_jobs,
     parse_table,
+    reason_updates,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit

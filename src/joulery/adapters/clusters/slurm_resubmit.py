@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Runner, command
-from joulery.adapters.clusters.slurm_comments import owner_words
-from joulery.adapters.clusters.slurm_records import SlurmRecord
+from joulery.adapters.clusters.slurm_records import SlurmRecord, owner_words
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 

@@ -2,9 +2,9 @@
 
 Runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step ends
 when the optimizer has stepped, however often the model was called for it; of several optimizers,
-:mod:`joulery.adapters.tracers.inject.optimizer_turns` says which one. Before its first step, calls of a model without
+:mod:`joulery.adapters.tracers.inject.step_kinds` says which one. Before its first step, calls of a model without
 gradients are evaluation steps; they have a schedule of their own, and the schedule of the training begins afresh.
-Which calls are evaluations later, :mod:`joulery.adapters.tracers.inject.evaluations` says. Without any optimizer, a
+Which calls are evaluations later, :mod:`joulery.adapters.tracers.inject.step_kinds` says. Without any optimizer, a
 step ends where the next call of the model begins. Modules without parameters (data transforms, losses) are no models.
 The steps are those of the thread that trains. A cycle's file is Kineto JSON.
 """
@@ -25,11 +25,10 @@ from typing import Any
 from joulery.adapters.tracers.inject.compiled import CompiledCode
 from joulery.adapters.tracers.inject.compiled_calls import CompiledCalls
 from joulery.adapters.tracers.inject.cycles import EVALUATION, OTHER, TRAINING, Cycles
-from joulery.adapters.tracers.inject.evaluations import Evaluations
 from joulery.adapters.tracers.inject.hidden_steps import HiddenSteps
 from joulery.adapters.tracers.inject.module_names import ModuleNames
 from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
-from joulery.adapters.tracers.inject.optimizer_turns import OptimizerTurns
+from joulery.adapters.tracers.inject.step_kinds import Evaluations, OptimizerTurns
 
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from joulery.adapters.tracers.inject.optimizer_turns import OptimizerTurns
+from joulery.adapters.tracers.inject.step_kinds import OptimizerTurns
 
 
 class Parameter:
