@@ -19,7 +19,7 @@ SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
     "torch": (
         *("loaded", "cycles", "module_names", "awaited_import", "compiled", "compiled_calls", "hidden_steps", "native"),
-        *("optimizer_turns", "evaluations"),
+        "step_kinds",
         "torch_recorder",
     ),
     "jax": ("loaded", "cycles", "xla_cycles", "jax_recorder"),
