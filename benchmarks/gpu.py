@@ -368,7 +368,10 @@ def known_parts(plan: Plan) -> RangeCheck:
     if plan is REHEARSAL:
         return RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)
     with board() as (driver, handle):
-        counter_j = lambda: driver.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3  # noqa: E731
+
+        def counter_j() -> float:
+            return float(driver.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
         return RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)
 
 

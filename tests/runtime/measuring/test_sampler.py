@@ -249,6 +249,22 @@ def test_the_period_is_not_doubled_for_ever() -> None:
     assert only.slower == 4
 
 
+def test_no_stream_is_slowed_down_beyond_the_longest_interval() -> None:
+    """A driver keeps its power readings for 2.4 s (an H100, measured): what is read later is lost."""
+    world = World()
+    limit = SelfLimit(0.01, 100, world.clocks)
+    slow, _ = stream(world, every=50)
+    slowest, _ = stream(world, every=100)
+    found = []
+    for _ in range(3):
+        world.ns += NS_PER_S
+        world.cpu_s += 0.5
+        slow.cost_s, slowest.cost_s = 0.1, 0.4
+        found.append(limit.check([slow, slowest]))
+    assert [one.stream if one else None for one in found] == [slow, None, None]
+    assert (slow.slower, slowest.slower) == (2, 1)
+
+
 def test_a_slow_counter_is_read_on_until_it_was_renewed() -> None:
     world = World()
 

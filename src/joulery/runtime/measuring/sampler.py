@@ -191,7 +191,11 @@ class SelfLimit:
     """Slows the sampler down when it takes more than its share of a core.
 
     The stream whose readings cost most is read half as often; the others keep their pace. NVIDIA's energy counter takes
-    milliseconds of CPU a reading (an H100: 2.4, measured), the processes on a board microseconds.
+    milliseconds of CPU a reading (an H100: 4, measured), the processes on a board microseconds.
+
+    Args:
+        max_cpu_ratio: Share of one core.
+        most: Longest interval of a stream that is slowed down, in ticks: a device keeps its readings for seconds only.
     """
 
     def __init__(self, max_cpu_ratio: float, most: int, clocks: Clocks = CLOCKS) -> None:
@@ -207,7 +211,7 @@ class SelfLimit:
             return None
         ratio = (cpu_s - self._cpu_s) / (wall_ns - self._wall_ns) * NS_PER_S
         self._wall_ns, self._cpu_s = wall_ns, cpu_s
-        can = [stream for stream in streams if stream.slower < self._most]
+        can = [stream for stream in streams if 2 * stream.every * stream.slower <= self._most]
         costliest = max(can, key=lambda stream: stream.cost_s, default=None)
         for stream in streams:
             stream.cost_s = 0.0
