@@ -1,9 +1,11 @@
-"""Runs the end-to-end tests that failed in the last run once more, each alone: ``python -m tests.once_more FLOOR``.
+"""Runs the end-to-end tests that failed in the last run once more, each alone.
+
+``python -m tests.once_more CACHE [FLOOR]``: pytest's cache folder of that run, and the floor of its coverage, %.
 
 A test that starts servers or a cluster may fail for the load of the other workers. That is a defect, of the test or of
 the product: CI's last lines name it, so that it is mended, and the run goes on. The run fails if another kind of test
 failed, if more than ``MOST`` did, if one fails alone too, if a test was skipped for a reason that is not allowed, or if
-coverage is below its floor, %.
+coverage is below its floor.
 """
 
 import json
@@ -12,11 +14,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LAST_FAILED = ROOT / "runs/pytest/v/cache/lastfailed"
-"""Where ``.ci/run`` has pytest keep it: other runs beside it have their own."""
+LAST_FAILED, NOT_ALLOWED = Path("v/cache/lastfailed"), Path("v/skips/not_allowed")
+"""In the cache folder: where pytest keeps what failed, and ``tests/conftest.py`` skips without an allowed reason."""
 STARTS_PROGRAMS = ("tests/e2e/", "tests/contract/", "tests/docs/test_commands.py::test_the_commands_of_a_page_run[")
-NOT_ALLOWED = ROOT / "runs/pytest/v/skips/not_allowed"
-"""Where ``tests/conftest.py`` keeps skips without an allowed reason."""
 MOST = 4
 
 
@@ -41,16 +41,16 @@ def kept(file: Path) -> list[str]:
     return sorted(json.loads(file.read_text())) if file.exists() else []
 
 
-def main(floor: str) -> int:
+def main(cache: Path, floor: str = "") -> int:
     """Exit code 0 where every failed test passes alone."""
-    failed, skipped = kept(LAST_FAILED), kept(NOT_ALLOWED)
+    failed, skipped = kept(cache / LAST_FAILED), kept(cache / NOT_ALLOWED)
     if final := f"skipped: {skipped[0]}" if skipped else judged(failed):
         print(f"not run once more: {final}")
         return 1
-    if not passes("coverage", "report", "--format=total", f"--fail-under={floor}"):
+    if floor and not passes("coverage", "report", "--format=total", f"--fail-under={floor}"):
         return 1
     for name in failed:
-        if not passes("pytest", "-q", "--no-cov", "-o", "cache_dir=runs/pytest-alone", name):
+        if not passes("pytest", "-q", "--no-cov", "-o", f"cache_dir={cache}-alone", name):
             return 1
     for name in failed:
         print(f"UNSTEADY (failed beside other tests, passed alone; mend it): {name}")
@@ -58,4 +58,4 @@ def main(floor: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(ROOT / sys.argv[1], *sys.argv[2:]))

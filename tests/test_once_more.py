@@ -27,31 +27,46 @@ def test_only_few_tests_that_start_programs_run_once_more(failed, words):
     assert found is None if words is None else found is not None and words in found
 
 
+@pytest.fixture
+def cache(tmp_path):
+    """The cache folder of a run."""
+
+    def made(failed=(), skipped=()):
+        for at, names in ((once_more.LAST_FAILED, failed), (once_more.NOT_ALLOWED, skipped)):
+            if names:
+                (tmp_path / at).parent.mkdir(parents=True)
+                (tmp_path / at).write_text(json.dumps(dict.fromkeys(names, True)))
+        return tmp_path
+
+    return made
+
+
 @pytest.mark.parametrize(("fails", "code"), [("", 0), (CONTRACT, 1), ("coverage", 1)])
-def test_each_must_pass_alone_and_coverage_keep_its_floor(monkeypatch, tmp_path, capsys, fails, code):
-    kept, ran = tmp_path / "lastfailed", []
-    kept.write_text(json.dumps({E2E: True, CONTRACT: True}))
+def test_each_must_pass_alone_and_coverage_keep_its_floor(monkeypatch, cache, capsys, fails, code):
+    ran = []
 
     def passes(*command):
         ran.append(command)
         return fails not in command if fails else True
 
-    monkeypatch.setattr(once_more, "LAST_FAILED", kept)
-    monkeypatch.setattr(once_more, "NOT_ALLOWED", tmp_path / "none")
     monkeypatch.setattr(once_more, "passes", passes)
-    assert once_more.main("90") == code
+    assert once_more.main(cache([E2E, CONTRACT]), "90") == code
     assert ran[0][0] == "coverage" and (code or [command[-1] for command in ran[1:]] == [CONTRACT, E2E])
     assert capsys.readouterr().out.count("UNSTEADY") == (0 if code else 2)
 
 
-def test_a_run_that_failed_without_a_failed_test_is_final(monkeypatch, tmp_path):
-    monkeypatch.setattr(once_more, "LAST_FAILED", tmp_path / "none")
-    assert once_more.main("90") == 1
+def test_a_run_without_a_floor_measures_no_coverage(monkeypatch, cache):
+    ran = []
+    monkeypatch.setattr(once_more, "passes", lambda *command: ran.append(command) or True)
+    assert once_more.main(cache([CONTRACT])) == 0
+    assert [command[0] for command in ran] == ["pytest"]
 
 
-def test_a_skip_that_is_not_allowed_is_final_whatever_failed_beside_it(monkeypatch, tmp_path, capsys):
-    for name, place in (("LAST_FAILED", [E2E]), ("NOT_ALLOWED", [f"{UNIT}: no such program"])):
-        (tmp_path / name).write_text(json.dumps(place))
-        monkeypatch.setattr(once_more, name, tmp_path / name)
+def test_a_run_that_failed_without_a_failed_test_is_final(cache):
+    assert once_more.main(cache(), "90") == 1
+
+
+def test_a_skip_that_is_not_allowed_is_final_whatever_failed_beside_it(monkeypatch, cache, capsys):
     monkeypatch.setattr(once_more, "passes", lambda *_: True)
-    assert once_more.main("90") == 1 and "no such program" in capsys.readouterr().out
+    assert once_more.main(cache([E2E], [f"{UNIT}: no such program"]), "90") == 1
+    assert "no such program" in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_requests_follow_the_cleaner_grid_and_both_nodes_are_accounted(
     out = tmp_path / "report.json"
     with Up(site_file(tmp_path, cluster), tmp_path, "--stay", "--json-out", str(out)) as up:
         url = f"{address(up)}/v2/models/sums/infer"
-        with httpx.Client(timeout=60.0) as http:
+        with httpx.Client(timeout=PATIENCE_S) as http:
             wait_until(lambda: orders(tmp_path) == [{"south": 0, "north": 1}], "the first order", PATIENCE_S)
             for _ in range(REQUESTS):
                 assert http.post(url, json=BODY).status_code == 200
@@ -90,7 +90,7 @@ def test_requests_follow_the_cleaner_grid_and_both_nodes_are_accounted(
             for _ in range(REQUESTS):
                 assert http.post(url, json=BODY).status_code == 200
         up.process.send_signal(signal.SIGINT)
-        status, _, errors = up.end(PATIENCE_S)
+        status, _, errors = up.end()
         assert status == 0, errors
     report = json.loads(out.read_text())
     north, south = report["nodes"]

@@ -57,7 +57,7 @@ def test_up_outlives_rays_head(tmp_path: Path) -> None:
             clients.more(30, PATIENCE_S)
         assert clients.outcomes["lost"] == clients.outcomes["500"] == 0, dict(clients.outcomes)
         up.process.send_signal(signal.SIGINT)
-        status, _, errors = up.end(PATIENCE_S)
+        status, _, errors = up.end()
         assert status == 0, errors
         assert up.survivors() == []
     report = json.loads(out.read_text())

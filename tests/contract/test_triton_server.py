@@ -27,7 +27,7 @@ from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import InferRequest, ModelRef, Outcome, ReplicaSpec, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MODEL = """
 import json
@@ -130,7 +130,7 @@ def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
     def ready() -> bool:
         assert running.poll() is None, log.read_text(errors="replace")[-3000:]
         try:
-            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=60):
+            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=PATIENCE_S):
                 return True
         except (urllib.error.URLError, OSError):
             return False
@@ -139,7 +139,7 @@ def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def got(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         return bytes(answer.read())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from joulery.store.run.directory import open_run
 from tests.e2e.test_up import Up, site  # noqa: F401 - a fixture
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 HOUR_S = 3600
@@ -32,12 +32,12 @@ class Service:
 
     def headers(self) -> dict[str, str]:
         request = urllib.request.Request(f"{self.url}/v2/models/sums/infer", BODY)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["outputs"][0]["data"] == [5.0]
             return {name.lower(): value for name, value in answer.headers.items()}
 
     def metric(self, name: str) -> float | None:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             found = re.search(rf"^{name}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
         return None if found is None else float(found[1])
 
@@ -46,7 +46,7 @@ class Service:
         return None if value is None else float(value)
 
     def warned(self, words: str) -> bool:
-        with urllib.request.urlopen(f"{self.url}/api/now", timeout=60) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/now", timeout=PATIENCE_S) as answer:
             return any(words in text for text in json.load(answer)["warnings"])
 
 
@@ -91,7 +91,7 @@ def test_a_feed_that_is_absent_comes_grows_and_breaks_stops_nothing(tmp_path, si
         write(grid, (-1, 50), (0, 20), (1, 20))
         wait_until(lambda: service.metric(f"{name}grams_per_kilowatthour") == 20.0, "the rewritten file")
         up.process.terminate()
-        code, said, complaint = up.end(60)
+        code, said, complaint = up.end()
         assert code == 0 and "Traceback" not in complaint, complaint
         assert up.survivors() == []
     summary = json.loads(out.read_text())

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes.engine_pages import Page, shown, vllm
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.e2e
 COMMAND = (sys.executable, "-m", "joulery", "export")
@@ -55,7 +55,7 @@ def running(*arguments):
 
 
 def fetch(address):
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
         return answer.read().decode()
 
 

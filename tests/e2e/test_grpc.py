@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_serving import TOYS, serve
+from tests.waiting import PATIENCE_S
 
 # Both sides register messages of the same names, which one process cannot hold: the client has one of its own.
 CLIENT = """
@@ -47,7 +48,7 @@ def test_tritons_client_is_answered_and_counted() -> None:
         found = json.loads(run.stdout)
         assert found["refused"][0] == "StatusCode.NOT_FOUND"
         assert "toys" in found["refused"][1]
-        text = httpx.get(f"{said['url']}/metrics", trust_env=False, timeout=60).text
+        text = httpx.get(f"{said['url']}/metrics", trust_env=False, timeout=PATIENCE_S).text
         ok = [
             line for line in text.splitlines() if line.startswith("joulery_requests_total") and 'outcome="ok"' in line
         ]

@@ -13,7 +13,7 @@ import pytest
 
 from joulery.adapters.models import smollm2
 from tests.runtime.site_files import toy_site
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SITE = """
 joulery: 1
@@ -65,7 +65,7 @@ def test_a_model_is_served_charged_and_gone(tmp_path, installed):
             {"model": "small", "engine": f"llama.cpp {smollm2.weights().name}", "variant": smollm2.NAME}
         ]
         workers = children(process.pid)
-        with httpx.Client(base_url=said["url"], timeout=120, trust_env=False) as client:
+        with httpx.Client(base_url=said["url"], timeout=PATIENCE_S, trust_env=False) as client:
             body = {"model": "small", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 12}
             answer = client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200
@@ -124,7 +124,7 @@ def test_language_models_are_served_and_governed_beside_other_services(tmp_path,
         try:
             url = json.loads(process.stdout.readline())["url"]
             workers = children(process.pid)
-            with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+            with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
                 tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}
                 assert client.post("/v2/models/sums/infer", json={"inputs": [tensor]}).status_code == 200
                 body = {"model": "small", "prompt": "Once", "max_tokens": 3}

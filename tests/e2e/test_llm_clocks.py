@@ -16,6 +16,7 @@ from joulery.store.run.directory import open_run
 from joulery.ui.cli import main
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.e2e
 SITE = """
@@ -67,7 +68,7 @@ async def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path, monkeypa
         assert "clock emulated:0 (emulated V100): predictive, 200 to 1380 MHz, knee 1004 MHz" in heard
         assert "kept by emulated:0: small: 95 % within 30 s" in heard
         await until(lambda: ceiling(tmp_path) == 200.0)
-        async with httpx.AsyncClient(base_url=address, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
             body = {"model": "small", "messages": [{"role": "user", "content": "Say hello."}]}
             assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
             shown = ""

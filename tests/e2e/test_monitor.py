@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from joulery.store.run.directory import open_run
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ class Running:
 
     def ask(self, method: str, path: str, status: int, body: Any = None) -> Any:
         content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        answer = self.client.request(method, path, content=content, timeout=30)
+        answer = self.client.request(method, path, content=content, timeout=PATIENCE_S)
         assert answer.status_code == status, answer.text
         return answer.json() if "json" in answer.headers["content-type"] else answer.text
 

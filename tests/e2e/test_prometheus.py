@@ -16,7 +16,7 @@ from tests.deploy.test_files import DEPLOY, expressions
 from tests.fakes.engine_pages import Page, shown
 from tests.runtime.exporting.nodes import START_S, Node, StatedEngine
 from tests.runtime.exporting.test_node import series
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CONFIG = """\
@@ -66,7 +66,7 @@ def listening(log):
 
 def ask(address, query):
     url = f"{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         found = json.load(answer)
     assert found["status"] == "success", query
     return found["data"]["result"]
@@ -93,7 +93,7 @@ def test_every_panel_and_every_example_has_an_answer(prometheus):
 def test_every_rule_is_evaluated(prometheus):
     for expression in expressions():
         ask(prometheus, filled(expression))
-    with urllib.request.urlopen(f"{prometheus}/api/v1/rules", timeout=30) as answer:
+    with urllib.request.urlopen(f"{prometheus}/api/v1/rules", timeout=PATIENCE_S) as answer:
         groups = json.load(answer)["data"]["groups"]
     assert {rule.get("lastError", "") for group in groups for rule in group["rules"]} <= {""}
 

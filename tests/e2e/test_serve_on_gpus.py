@@ -15,7 +15,7 @@ import pytest
 
 from tests.fakes.mps import PATH, daemon, no_daemon_left, on_path
 from tests.fakes.nvml import STATE, NvmlFake, gpu
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def serve(environ: dict[str, str]) -> Iterator[Callable[..., tuple[subprocess.Po
 
 def seen(url: str, name: str) -> str:
     body = {"inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.0]}]}
-    answer = httpx.post(f"{url}/v2/models/toy/infer", json=body, timeout=30.0).json()
+    answer = httpx.post(f"{url}/v2/models/toy/infer", json=body, timeout=PATIENCE_S).json()
     data = next(output["data"] for output in answer["outputs"] if output["name"] == name)
     return bytes(data).decode()
 

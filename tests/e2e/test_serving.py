@@ -24,7 +24,7 @@ from joulery.runtime.load.plan import encode
 from joulery.runtime.load.sender import Sender
 from tests.adapters.engines.support import alive, toy
 from tests.gateway.support import serving
-from tests.waiting import eventually, wait_until
+from tests.waiting import PATIENCE_S, eventually, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +62,7 @@ def gone(pids: list[int]) -> bool:
 
 def answered(url: str) -> float:
     """Requests that a gateway has answered well so far."""
-    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE_S).text
     lines = [line for line in text.splitlines() if line.startswith("joulery_requests_total") and 'outcome="ok"' in line]
     return sum(float(line.split()[-1]) for line in lines)
 

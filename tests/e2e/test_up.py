@@ -23,7 +23,7 @@ from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
 from tests.gateway.certificates import made
 from tests.runtime.site_files import toy_site
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
@@ -56,9 +56,9 @@ class Up:
             self.heard += chunk.decode()
         return self.heard
 
-    def end(self, patience_s: float = 120.0) -> tuple[int, str, str]:
+    def end(self) -> tuple[int, str, str]:
         """Wait for its end: exit code and all it said."""
-        out, err = self.process.communicate(timeout=patience_s)
+        out, err = self.process.communicate()
         return self.process.returncode, self.heard + out.decode(), err.decode()
 
     def survivors(self) -> list[str]:
@@ -163,11 +163,11 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
         address = re.search(r"dashboard +(http://[0-9.:]+)/dashboard", up.until("/dashboard"))
         assert address is not None
         up.until("/3 s ")
-        with urllib.request.urlopen(f"{address[1]}/api/now", timeout=60) as answer:
+        with urllib.request.urlopen(f"{address[1]}/api/now", timeout=PATIENCE_S) as answer:
             now = json.load(answer)
-        with urllib.request.urlopen(f"{address[1]}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"{address[1]}/metrics", timeout=PATIENCE_S) as answer:
             metrics = answer.read().decode()
-        with urllib.request.urlopen(f"{address[1]}/dashboard", timeout=60) as answer:
+        with urllib.request.urlopen(f"{address[1]}/dashboard", timeout=PATIENCE_S) as answer:
             assert b"<!doctype html>" in answer.read().lower()
         code, said, complaint = up.end()
         assert code == 0, complaint
@@ -193,7 +193,7 @@ def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path, site):
     with Up(site(duration="60 s", replay="60 s"), tmp_path, "--json-out", str(out)) as up:
         up.until("/60 s ", times=2)
         os.killpg(up.process.pid, signal.SIGINT)
-        code, said, complaint = up.end(30)
+        code, said, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     summary = json.loads(out.read_text())
@@ -206,7 +206,7 @@ def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
     with Up(toy_site(tmp_path), tmp_path) as up:
         up.until("profiling 1/4")
         os.killpg(up.process.pid, signal.SIGINT)
-        code, _, complaint = up.end(30)
+        code, _, complaint = up.end()
         assert code == 130 and "interrupted before anything was served" in complaint
         assert "Traceback" not in complaint
         assert up.survivors() == []
@@ -237,13 +237,13 @@ def test_it_stays_when_asked_to(tmp_path, site):
         assert up.process.poll() is None, "the load has ended, the service has not"
         body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
         request = urllib.request.Request(f"{address[1]}/v2/models/sums/infer", body)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["outputs"][0]["data"] == [5.0]
             assert float(answer.headers["x-joulery-energy-j"]) > 0
             assert float(answer.headers["x-joulery-carbon-g"]) > 0
             assert answer.headers["x-joulery-variant"] in ("small", "large")
         up.process.terminate()
-        code, _, complaint = up.end(30)
+        code, _, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     assert json.loads(out.read_text())["requests"] > 5
@@ -267,7 +267,7 @@ def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site)
         up.until("third to be loaded and small to be unloaded")
         up.until("/60 s ", times=2 + up.heard.count("/60 s "))
         os.killpg(up.process.pid, signal.SIGINT)
-        code, said, complaint = up.end(30)
+        code, said, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     summary = json.loads(out.read_text())
@@ -303,7 +303,7 @@ def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_p
         up.until("small left")
         up.until("/90 s ", times=3 + up.heard.count("/90 s "))
         os.killpg(up.process.pid, signal.SIGINT)
-        code, _, complaint = up.end(30)
+        code, _, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     summary = json.loads(out.read_text())
@@ -359,7 +359,7 @@ def test_advice_changes_nothing(tmp_path, site):
 
 def refused(tmp_path: Path, site: Path, *arguments: str) -> tuple[int, str]:
     with Up(site, tmp_path, *arguments) as up:
-        code, _, complaint = up.end(60)
+        code, _, complaint = up.end()
         assert up.survivors() == []
     assert "Traceback" not in complaint
     assert len([line for line in complaint.splitlines() if line.startswith("joulery:")]) == 1, complaint
@@ -409,7 +409,7 @@ def test_an_unreadable_model_is_one_clear_error(tmp_path, site):
 def test_a_full_disk_is_one_clear_error(tmp_path, site):
     """A limit on file size stands for a full disk: the log of the run cannot grow."""
     with Up(site(), tmp_path, limit_bytes=30_000) as up:
-        code, _, complaint = up.end(60)
+        code, _, complaint = up.end()
         assert up.survivors() == []
     assert code == 2 and "cannot write" in complaint and "Traceback" not in complaint
 
@@ -490,10 +490,10 @@ def test_serve_takes_a_site_file_and_sends_nothing_itself(tmp_path, two):
         url = json.loads(up.until("\n").splitlines()[0])["url"]
         body = json.dumps({"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [2, 3]}]}).encode()
         for name in ("sums", "more"):
-            with urllib.request.urlopen(f"{url}/v2/models/{name}/infer", body, timeout=30) as answer:
+            with urllib.request.urlopen(f"{url}/v2/models/{name}/infer", body, timeout=PATIENCE_S) as answer:
                 assert json.load(answer)["outputs"][0]["data"] == [5.0]
         up.process.terminate()
-        code, said, complaint = up.end(60)
+        code, said, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     assert [entry["requests"] for entry in json.loads(said.splitlines()[-1])["services"]] == [1, 1]

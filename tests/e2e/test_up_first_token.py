@@ -16,7 +16,7 @@ from joulery.app.runs.replay import decide_again
 from joulery.store.run.directory import open_run
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
 SITE = """\
@@ -84,5 +84,5 @@ def test_requests_that_would_begin_too_late_are_refused(tmp_path: Path) -> None:
 
 async def post(url: str) -> httpx.Response:
     body: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
-    async with httpx.AsyncClient(timeout=120.0) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.post(f"{url}/v1/chat/completions", json=body)

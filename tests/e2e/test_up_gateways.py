@@ -1,5 +1,6 @@
 """Three gateways behind one controller, played: gateways, the controller and the engine server are killed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from joulery.app.profiling.service_profile import write_profile
 from joulery.app.runs.replay import decide_again
+from joulery.app.serving.gateways.engine_process import LOCK
 from joulery.runtime.serving.requests import ROW
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
@@ -48,7 +50,7 @@ class Clients:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            with httpx.Client(timeout=60.0) as http:
+            with httpx.Client(timeout=PATIENCE_S) as http:
                 for _ in range(5):  # another connection comes to another gateway
                     outcome = self._one(http)
                     with self._lock:
@@ -111,7 +113,7 @@ def rows(path: Path) -> int:
 
 
 def health(url: str) -> dict:
-    return httpx.get(f"{url}/v2/health/ready", timeout=60.0).json()
+    return httpx.get(f"{url}/v2/health/ready", timeout=PATIENCE_S).json()
 
 
 def test_no_request_is_lost_or_counted_twice(tmp_path: Path) -> None:
@@ -189,3 +191,24 @@ def test_a_dead_engine_server_is_started_again_with_its_layout(tmp_path: Path) -
     report = json.loads(out.read_text())
     assert report["engine_server_restarts"] == 1 and report["unknown_requests"] == 0
     assert report["failed"] <= clients.outcomes["503"] and report["requests"] <= clients.sent
+
+
+def test_an_engine_server_that_cannot_be_started_at_first_is_started_later(tmp_path: Path) -> None:
+    site, state = site_file(tmp_path), tmp_path / "state"
+    out = tmp_path / "report.json"
+    with ended(state), Up(site, tmp_path, "--stay", "--json-out", str(out)) as up:
+        url = address(up)
+        with Clients(url) as clients:
+            clients.more()
+            with (state / LOCK).open() as lock:  # as if the former process took long to end
+                os.kill(int((state / "engine.pid").read_text()), signal.SIGKILL)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                up.until("cannot be started")
+            clients.more()
+        up.process.send_signal(signal.SIGINT)
+        status, _, errors = up.end()
+    assert status == 0, errors
+    report = json.loads(out.read_text())
+    assert report["engine_server_restarts"] == 1 and report["unknown_requests"] == 0
+    assert report["failed"] <= clients.outcomes["503"] and report["requests"] <= clients.sent
+    assert any("cannot be started" in text for text in report["warnings"])

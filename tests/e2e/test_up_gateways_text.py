@@ -17,7 +17,7 @@ from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up
 from tests.fakes.mps import gpu_machine
 from tests.fakes.nvml import gpu
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
 SITE = """\
@@ -83,7 +83,7 @@ STREAMED = asked("stream", stream=True, stream_options={"include_usage": True})
 async def check_stream(url: str) -> None:
     """A stream comes piece by piece, with its usage and joules at the end."""
     async with (
-        httpx.AsyncClient(timeout=60.0) as http,
+        httpx.AsyncClient(timeout=PATIENCE_S) as http,
         http.stream(
             "POST",
             f"{url}/v1/chat/completions",
@@ -103,7 +103,7 @@ async def leave(url: str, fake: FakeServer) -> None:
     """A client that leaves ends its request at the server; with two running the third one waits in the queue."""
     fake.gate.clear()
     begun = len(fake.begun)
-    async with httpx.AsyncClient(timeout=60.0) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         sent = [asyncio.create_task(http.post(f"{url}/v1/chat/completions", json=asked(f"held {n}"))) for n in range(3)]
         await eventually(lambda: len(fake.begun) == begun + 2, "two of three requests run")
         for task in sent:
@@ -149,12 +149,12 @@ async def lost(folder: Path, fake: FakeServer) -> None:
 
 
 async def post(url: str, body: dict[str, Any]) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60.0) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.post(f"{url}/v1/chat/completions", json=body)
 
 
 async def get(url: str) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=60.0) as http:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.get(url)
 
 

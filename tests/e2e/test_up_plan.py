@@ -68,7 +68,7 @@ def test_an_slo_violation_is_ended_by_the_standby_and_services_come_and_go(tmp_p
         moved = logged(run, "decision", lambda entry: entry["decision"]["policy"] == "follow")
         logged(run, "tick", lambda entry: served(entry, "late") > 0)
         os.killpg(up.process.pid, signal.SIGINT)
-        code, said, complaint = up.end(60)
+        code, said, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     assert (switched["decision"]["target"], switched["outcome"]) == ("hasty/0", "applied")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_up import Up
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
 SITE = """\
@@ -80,7 +80,7 @@ class Client:
         self._threads = [threading.Thread(target=self._send) for _ in range(3)]
 
     def _send(self) -> None:
-        with httpx.Client(timeout=30.0) as http:
+        with httpx.Client(timeout=PATIENCE_S) as http:
             while not self._stop.wait(0.02):
                 with self._lock:
                     self._next += 1

@@ -24,6 +24,7 @@ from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.gateway.app import Gateway
 from joulery.gateway.server import GatewayServer, ServerLimits
+from tests.waiting import PATIENCE_S
 
 INFER = "/v2/models/toy/infer"
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
@@ -104,7 +105,7 @@ async def serving(
     server = GatewayServer(app, "127.0.0.1", 0, limits=server_limits or ServerLimits(), protected=protected)
     await server.start()
     try:
-        async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
             yield Served(server, client, records)
     finally:
         await server.stop()

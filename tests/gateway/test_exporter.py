@@ -19,6 +19,7 @@ from joulery.gateway.metrics import METRICS
 from joulery.runtime.exporting.intensity import IntensityFeed
 from tests.runtime.exporting.nodes import START_S, Node, StatedEngine
 from tests.runtime.exporting.test_node import series
+from tests.waiting import PATIENCE_S
 
 NASTY = 'a"b\\c\nd{}é\x00'
 
@@ -98,7 +99,7 @@ def served(node, trouble=lambda: ""):
 
 
 def asked(server, method, path):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=PATIENCE_S)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

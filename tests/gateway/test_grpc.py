@@ -23,6 +23,7 @@ from joulery.gateway.server import GatewayServer
 from tests.adapters.engines.support import until
 from tests.gateway.certificates import made
 from tests.gateway.support import FakeEngine, view
+from tests.waiting import PATIENCE_S
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed: pip install 'joulery[grpc]'")
 
@@ -189,7 +190,7 @@ async def test_an_answer_its_costs_and_its_record() -> None:
     async with running(engine, attribute=charge) as here:
         message = asking(1.0, 2.0, id="seven", model_version="small")
         message.outputs.add(name="x")
-        answer = await here.client.call("ModelInfer", message, timeout=60)
+        answer = await here.client.call("ModelInfer", message, timeout=PATIENCE_S)
         assert (answer.model_name, answer.model_version, answer.id) == ("toy", "small", "seven")
         assert list(answer.outputs[0].contents.fp32_contents) == [1.0, 2.0]
         costs = {name: one.WhichOneof("parameter_choice") for name, one in answer.parameters.items()}

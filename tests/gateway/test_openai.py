@@ -22,6 +22,7 @@ from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeMachine, forecaster
+from tests.waiting import PATIENCE_S
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -55,7 +56,7 @@ async def serving(dialect=Dialect.PLAIN, token=None, upstream=None, **settings):
         server = GatewayServer(gateway, "127.0.0.1", 0, limits=ServerLimits(drain_s=5.0), protected=token is not None)
         await server.start()
         try:
-            async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
                 yield Served(fake, llm, server, client, records, machine, gateway)
         finally:
             fake.gate.set()
@@ -411,6 +412,9 @@ async def test_embeddings_are_passed_through_under_the_models_name_with_their_co
         wrong = await served.client.post("/v1/embeddings", json={"model": "llm"})
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
         assert [record.outcome for record in served.records] == ["ok", "invalid"]
+        text = (await served.client.get("/metrics")).text
+        assert 'joulery_llm_queue_seconds_count{workload="llm"} 1.0' in text
+        assert 'joulery_llm_time_to_first_token_seconds_count{workload="llm"}' not in text, "they have no tokens"
 
 
 async def test_responses_are_passed_through_whole_and_as_typed_events() -> None:

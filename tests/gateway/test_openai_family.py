@@ -26,7 +26,7 @@ from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.gateway.test_openai import CHAT
 from tests.runtime.llm.fakes import FakeMachine, forecaster
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 ACCURACY = {"large": 0.8, "small": 0.7}
 
@@ -64,7 +64,7 @@ async def serving(*, acts=True, ttft=None, floor=0.0, clock=time.monotonic, **se
         server = GatewayServer(gateway, "127.0.0.1", 0)
         await server.start()
         stack.push_async_callback(server.stop)
-        client = httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False)
+        client = httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False)
         yield Served(fakes, family, await stack.enter_async_context(client), records)
 
 

@@ -42,7 +42,7 @@ PROGRAMS = frozenset({"e2e/torch_job.py", "e2e/slurm_plays.py"})
 """Programs whose loops are work: a training, a sampler."""
 
 
-ENDS = frozenset({"run", "communicate", "wait", "wait_until", "eventually", "until"})
+WAITS = frozenset({"wait_until", "eventually", "until"})
 SHORT_S = 5.0
 """A limit below this is what is tested."""
 
@@ -101,12 +101,17 @@ def polls(nodes: Iterable[ast.AST]) -> Iterator[int]:
 
 
 def hurries(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """Lines that give a program less time to end than tests.waiting gives a condition."""
+    """Lines that give a program less time to end or to answer than tests.waiting gives a condition."""
     for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ENDS:
-            given = [word.value for word in node.keywords if word.arg in ("timeout", "patience_s")]
-            if any(isinstance(one, ast.Constant) and SHORT_S <= one.value < PATIENCE_S for one in given):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            given = [word.value for word in node.keywords if word.arg == "timeout" or _is_patience(name, word)]
+            if any(isinstance(one, ast.Constant) and SHORT_S <= (one.value or 0) < PATIENCE_S for one in given):
                 yield node.lineno
+
+
+def _is_patience(name: str, word: ast.keyword) -> bool:
+    return name in WAITS and word.arg == "patience_s"
 
 
 def files() -> list[tuple[str, Path]]:

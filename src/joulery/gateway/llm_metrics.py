@@ -214,7 +214,7 @@ class LLMMetrics:
         if not math.isnan(cost.start_s):
             self._queue.labels(model).observe(max(0.0, cost.start_s - cost.arrival_s))
         self._count_gen_ai(model, record, cost)
-        if not math.isnan(cost.first_token_s):
+        if not math.isnan(cost.first_token_s) and cost.kind is not GenerationKind.EMBEDDING:
             self._first_token.labels(model).observe(max(0.0, cost.first_token_s - cost.arrival_s))
             if cost.usage.completion > 1:
                 self._inter_token.labels(model).observe(_gap_s(cost))

@@ -19,6 +19,7 @@ from joulery.ui.reports.up_facts import serving_facts
 from joulery.ui.reports.up_screen import Silent, summary_lines
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.adapters.engines.support import until
+from tests.waiting import PATIENCE_S
 
 SITE = """
 joulery: 1
@@ -77,7 +78,7 @@ async def up_with(tmp_path, monkeypatch, text=SITE, **options):
             return await running_site
 
         try:
-            async with httpx.AsyncClient(base_url=screen.url, timeout=30, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=screen.url, timeout=PATIENCE_S, trust_env=False) as client:
                 yield screen, client, end
         finally:
             stop.set()

@@ -19,6 +19,7 @@ from joulery.gateway.exporter.scheduler import SchedulerMetrics
 from joulery.ui.cli import main
 from joulery.ui.dashboard.scheduler import scheduler_page
 from tests.browser import Browser
+from tests.waiting import PATIENCE_S
 
 SITE = """\
 joulery: 1
@@ -129,9 +130,9 @@ def test_it_is_served_with_the_pages_own_policy_and_fits_a_phone(tmp_path: Path)
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_address[1]}"
-            with urllib.request.urlopen(f"{address}/dashboard", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/dashboard", timeout=PATIENCE_S) as answer:
                 assert answer.headers["Content-Type"] == "text/html; charset=utf-8" and b"job 2" in answer.read()
-            with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=PATIENCE_S) as answer:
                 assert b'joulery_scheduler_power_watts{cluster="desk"} 300.0' in answer.read()
             with Browser() as browser:
                 browser.open(address, width=420)

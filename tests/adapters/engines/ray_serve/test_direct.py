@@ -152,6 +152,14 @@ async def test_a_replica_that_was_not_reached_is_tried_again_later_and_then_reac
     assert (await seen.lines.infer("app", open_, InferRequest(X)))["variant"] == "r1"
 
 
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    """What is answered until the connection ends: closed, or reset where it ended before all that was sent was read."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return bytes(reader._buffer)
+
+
 async def test_nothing_is_answered_without_the_token(listener, seen):
     host, port, token, machine = listener.place
     info = {"id": "r1", "direct": (host, port, token[::-1], machine)}
@@ -159,12 +167,12 @@ async def test_nothing_is_answered_without_the_token(listener, seen):
     reader, writer = await asyncio.open_connection(host, port)
     for pieces in (encode({"v": "", "id": "r1"}, X), encode({"token": token}, {})):
         writer.writelines(pieces)
-    assert await reader.read() == b"", "the first frame must have it"
+    assert await answered(reader) == b"", "the first frame must have it"
     writer.close()
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(64))
     writer.write_eof()
-    assert await reader.read() == b""
+    assert await answered(reader) == b""
     writer.close()
 
 

@@ -61,6 +61,11 @@ class ControlLink:
         self._count = 0
         self._pages: set[asyncio.Task[None]] = set()
 
+    @property
+    def connected(self) -> bool:
+        """Whether the engine server is there."""
+        return self._writer is not None
+
     async def open(self, path: str) -> None:
         """Connect to a socket.
 

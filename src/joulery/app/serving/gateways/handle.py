@@ -49,6 +49,8 @@ UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-with
 _REFRESH_S = 0.2
 _ORPHANS_S = 1.0
 """Gateways of an engine server that died without a controller join the next one within this."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+"""Between two tries to start an engine server; doubled after each."""
 
 
 class GroupServer:
@@ -231,13 +233,10 @@ class GatewayGroup:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.local.stop()
-        with suppress(JouleryError):
-            await self._link.ask("end")
-        await self._link.close()
         log, self.workers_log = self.workers_log, 2
         if log != 2:
             os.close(log)
-        await self._engine_server.ended(self.site.serving.drain_s + 5.0)
+        await self._end_engine_server()
 
     def serve_text(self, routes: OpenAIRoutes) -> None:
         """Answer what gateways pass on for language models from now on."""
@@ -273,17 +272,23 @@ class GatewayGroup:
         await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next - recorded)
 
     async def _revive(self) -> None:
-        """Start another engine server, and have it run what the former one ran."""
-        controlled = self._controlled
+        """Start another engine server, as often as it takes, and have it run what the former one ran."""
         self._say("the engine server has ended, and with it the replicas: another one is started")
-        for one in self.seen:  # what had not ended, or was not seen to, its gateway reports to the next one
-            self._former[one.name, "received"] += one.ended
-            self._former[one.name, "ended"] += one.ended
-        self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
-        self._folded.clear()
+        self._keep_counts()
+        self.restarts += 1
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not await self._revived():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            self._reviving = None
+
+    async def _revived(self) -> bool:
+        """Try once to start it; whether it runs everything. What a failed try has started is ended."""
+        controlled, seen = self._controlled, self.seen
         if controlled is not None:
             controlled.link = None
-        self.restarts += 1
         self._link = ControlLink(self.page, self.lost, self.answer)
         try:
             await self._engine_server.connect(self._link, fresh=True)
@@ -296,9 +301,27 @@ class GatewayGroup:
                 if self._session is not None:
                     await self._begin(controlled)
         except JouleryError as error:
-            self._say(f"the engine server cannot be started again: {error}")
-        finally:
-            self._reviving = None
+            self._say(f"the engine server cannot be started, which is tried again: {error}")
+            await self._end_engine_server()
+        if self._link.connected:
+            return True
+        if self.seen is not seen:
+            self._keep_counts()
+        return False
+
+    def _keep_counts(self) -> None:
+        """Keep what an engine server that has ended had counted; what it was not told, gateways tell the next one."""
+        for one in self.seen:
+            self._former[one.name, "received"] += one.ended
+            self._former[one.name, "ended"] += one.ended
+        self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
+        self._folded.clear()
+
+    async def _end_engine_server(self) -> None:
+        with suppress(JouleryError):
+            await self._link.ask("end")
+        await self._link.close()
+        await self._engine_server.ended(self.site.serving.drain_s + 5.0)
 
     def _publish(self) -> None:
         """Have every gateway know limits, services and charges."""

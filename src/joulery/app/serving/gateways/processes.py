@@ -111,6 +111,7 @@ class EngineServerProcess:
             assert self.process is not None
             if (status := self.process.poll()) is not None or time.monotonic() > until_s:
                 how = "does not answer" if status is None else f"ended with status {status}"
+                await self.ended(0.0)
                 raise CapabilityError(
                     f"the engine server {how}: {last_line(self.folder / ENGINE_LOG)}",
                     resource=str(self.folder / ENGINE_LOG),
