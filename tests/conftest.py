@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S = 0.2
+TRACED_CPU_S = 1.0
 """A test is traced for its first CPU seconds: tracing doubles them, and longer tests repeat what they did."""
 
 
