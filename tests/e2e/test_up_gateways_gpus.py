@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
 NAME = "NVIDIA A100-SXM4-40GB"
+WORK_J = 400.0
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_shares_of_a_gpu_outlive_the_controller_and_are_leased_anew_with_the_eng
                     wait_until(lambda: health(url)["controller"] == "connected", "a gateway that joined again")
                     clients.more()
                     assert daemon(tmp_path) == served_by and holders() == {engine_pid(state)}
+                    nvml.worked(0, WORK_J)
                     os.kill(engine_pid(state), signal.SIGKILL)
                     wait_until(lambda: clients.outcomes["503"] > 0, "a refused request")
                     clients.more()
@@ -80,7 +82,8 @@ def test_shares_of_a_gpu_outlive_the_controller_and_are_leased_anew_with_the_eng
     assert set(clients.outcomes) <= {"200", "503"}
     assert daemon(tmp_path) is None and holders() == set(), "the GPU is given back"
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["requests_j"] > 0 and report["engine_server_restarts"] == 1
+    assert report["engine_server_restarts"] == 1
+    assert report["requests_j"] == pytest.approx(WORK_J, abs=0.05 * report["energy_j"]), "what is above idle"
     assert report["failed"] <= clients.outcomes["503"]
 
 
