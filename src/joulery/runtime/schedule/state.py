@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -188,19 +188,25 @@ def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
     tally = state.tallies[job]
     seen = state.energy_seen.get(job)
     return {
-        **{name: getattr(tally, name) for name in Tally.__dataclass_fields__},
+        **_fields(tally),
         "efficiency": {str(slots): value for slots, value in tally.efficiency.items()},
         "job_w": {str(slots): value for slots, value in tally.job_w.items()},
         "rates": {str(slots): value for slots, value in tally.rates.items()},
-        "window": None if tally.window is None else asdict(tally.window),
-        "seen": None if seen is None else [(name, astuple(total)) for name, total in seen.items()],
+        "window": None if tally.window is None else _fields(tally.window),
+        "seen": None if seen is None else [(name, tuple(_fields(total).values())) for name, total in seen.items()],
         "who": state.who.get(job),
     }
 
 
+def _fields(flat: Tally | JobWindow | SourceTotal) -> dict[str, Any]:
+    """The fields of a dataclass of plain values; ``dataclasses.asdict`` copies each one."""
+    return {name: getattr(flat, name) for name in flat.__dataclass_fields__}
+
+
 def differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
-    """Whether the documents of a job differ; compared as JSON, where NaN equals NaN."""
-    return orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
+    """Whether the documents of a job differ; compared as JSON, where NaN equals NaN, unless they are equal anyway."""
+    before, after = ((each.tallies[job], each.energy_seen.get(job), each.who.get(job)) for each in (old, new))
+    return before != after and orjson.dumps(job_document(old, job)) != orjson.dumps(job_document(new, job))
 
 
 def end_facts(job: ClusterJob | None, tally: Tally | None = None) -> dict[str, Any]:
