@@ -27,6 +27,10 @@ PER_CPU = 1_000_000
 """Weight of one CPU; weights are integers, so that sums of them return to zero."""
 
 _ITERATIONS = 200
+_FILLINGS = 50
+"""How often parts that reached a whole CPU pass on what is left of their cell."""
+_LEAST = 1e-3
+"""Least share of its time that an operation may be on a CPU, so that the CPU time of every window finds a place."""
 _SHORTEST_NS = 1_000_000
 """Windows shorter than this are merged with the next one."""
 
@@ -252,12 +256,33 @@ def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatAr
     length_s = np.bincount(pair_column, pair_s)
     utilisation = np.ones(len(length_s))
     for _ in range(_ITERATIONS):
-        expected_s = utilisation[pair_column] * pair_s
-        ratio = _explained(expected_s, pair_cell, cpu_s)
-        spent_s = np.bincount(pair_column, expected_s * ratio[pair_cell])
+        rate = utilisation[pair_column]
+        # No operation is on a CPU for longer than it runs: without this bound, short ones take what is noise.
+        rate = np.minimum(rate * _explained(rate * pair_s, pair_cell, cpu_s)[pair_cell], 1.0)
+        spent_s = np.bincount(pair_column, rate * pair_s)
         utilisation = np.divide(spent_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0)
-    ratio = _explained(utilisation[pair_column] * pair_s, pair_cell, cpu_s)
-    return np.asarray(np.minimum(utilisation[pair_column] * ratio[pair_cell], 1.0)[of_pair], np.float64)
+    return _filled(np.maximum(utilisation[pair_column], _LEAST), pair_cell, pair_s, cpu_s)[of_pair]
+
+
+def _filled(rate: FloatArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatArray) -> FloatArray:
+    """Rates in the given proportions, none above 1, with which the parts of each cell have its CPU seconds.
+
+    Args:
+        rate: Above 0, float64[n].
+        cell, seconds: Of each part.
+        cpu_s: CPU seconds of each cell, at most the length of its parts together.
+    """
+    full = np.zeros(len(rate), np.bool_)
+    result = rate
+    for _ in range(_FILLINGS):
+        left_s = cpu_s - np.bincount(cell, np.where(full, seconds, 0.0), len(cpu_s))
+        free = np.where(full, 0.0, rate * seconds)
+        result = np.where(full, 1.0, rate * _explained(free, cell, np.maximum(left_s, 0.0))[cell])
+        over = result > 1.0
+        if not over.any():
+            break
+        full |= over
+    return np.asarray(np.minimum(result, 1.0), np.float64)
 
 
 def _explained(expected_s: FloatArray, cell: IntArray, cpu_s: FloatArray) -> FloatArray:
