@@ -2,8 +2,9 @@
 
 A trace shows when an operation ran, not whether its thread was on a CPU. Readings of each thread's CPU time, a few
 dozen a second, say how much CPU time a thread had in each window. Within a window that time goes to the operations of
-the thread, and to the time between them, by the utilisation of each operation: the share of its time on a CPU, found
-over all windows together by expectation maximisation (Richardson-Lucy), which keeps the CPU time of every window.
+the thread, and to the time between them, by the utilisation of each operation: the share of its time in which it was on
+a CPU or ready for one, found over all windows together by expectation maximisation (Richardson-Lucy). How long a thread
+was ready matters on a busy machine: there its CPU time says more about the others than about what it did.
 
 Threads without operations (OpenMP workers) count for the operations of their process, up to the CPU time of the
 threads that called them. What is left, and CPU time of processes without operations, is the rest of the run: it has
@@ -29,8 +30,8 @@ PER_CPU = 1_000_000
 _ITERATIONS = 200
 _FILLINGS = 50
 """How often parts that reached a whole CPU pass on what is left of their cell."""
-_LEAST = 1e-3
-"""Least share of its time that an operation may be on a CPU, so that the CPU time of every window finds a place."""
+_WAITS = 0.01
+"""Operations that are ready for less of their time wait: they take nothing of what does not fit elsewhere."""
 _SHORTEST_NS = 1_000_000
 """Windows shorter than this are merged with the next one."""
 
@@ -44,12 +45,14 @@ class _Readings:
         process: Process of each thread, int64[t].
         index: Row of each (process, thread).
         cpu_s: float64[t, k].
+        ready_s: Seconds on a CPU or ready for one, float64[t, k].
     """
 
     edges_ns: IntArray
     process: IntArray
     index: dict[tuple[int, int], int]
     cpu_s: FloatArray
+    ready_s: FloatArray
 
 
 def weighed(cut: Session, device: str, lanes: Sequence[tuple[int, int]], times: ThreadTimes) -> Session | None:
@@ -131,17 +134,21 @@ def _readings(times: ThreadTimes, window_ns: tuple[int, int]) -> _Readings | Non
     row = np.array([index[key] for key in zip(times.process.tolist(), times.thread.tolist(), strict=True)], np.int64)
     order = np.lexsort((times.t_ns, row))
     bounds = np.searchsorted(row[order], np.arange(len(keys) + 1))
-    cpu_s = np.zeros((len(keys), len(edges) - 1))
+    cpu_s, ready_s = np.zeros((2, len(keys), len(edges) - 1))
+    ready = times.cpu_s + np.nan_to_num(times.wait_s)
     for at in range(len(keys)):
         mine = order[bounds[at] : bounds[at + 1]]
-        t, spent = times.t_ns[mine].astype(np.float64), times.cpu_s[mine]
         before = int(np.searchsorted(sweeps, times.sweep[mine[0]])) - 1
-        if before >= 0:  # the thread began after the sweep before
-            t, spent = np.append(float(stamps[before]), t), np.append(0.0, spent)
+        began = [float(stamps[before])] if before >= 0 else []  # the thread began after the sweep before
+        t = np.append(began, times.t_ns[mine].astype(np.float64))
         alive = times.sweep[mine[-1]] == sweeps[-1]
-        cpu_s[at] = np.diff(_cumulative(edges.astype(np.float64), t, spent, alive=alive))
-    cpu_s = np.clip(cpu_s, 0.0, np.diff(edges) / NS_PER_S)
-    return _Readings(edges, np.array([process for process, _ in keys], np.int64), index, cpu_s)
+        for table, column in ((cpu_s, times.cpu_s), (ready_s, ready)):
+            spent = np.append(np.zeros(len(began)), column[mine])
+            table[at] = np.diff(_cumulative(edges.astype(np.float64), t, spent, alive=alive))
+    length_s = np.diff(edges) / NS_PER_S
+    cpu_s = np.clip(cpu_s, 0.0, length_s)
+    processes = np.array([process for process, _ in keys], np.int64)
+    return _Readings(edges, processes, index, cpu_s, np.clip(ready_s, cpu_s, length_s))
 
 
 def _cumulative(at: FloatArray, t: FloatArray, spent: FloatArray, *, alive: bool) -> FloatArray:
@@ -168,7 +175,6 @@ class _Utilisation:
     ) -> None:
         self._readings = readings
         self._width = len(readings.edges_ns) - 1
-        own = readings.cpu_s[lane_threads]
         boost, self._excess_s = _helpers(readings, lane_threads)
         between_thread, between_start, between_end = _between(lane_threads, thread, start_ns, end_ns, readings.edges_ns)
         self._pieces = len(row)
@@ -182,7 +188,8 @@ class _Utilisation:
         known = of_thread >= 0
         rate = np.ones(len(source))
         where = np.searchsorted(lane_threads, of_thread[known]) * self._width + window[known]
-        rate[known] = _rates(column[known], where, (end - begin)[known] / NS_PER_S, own.ravel())
+        ready_s, cpu_s = (table[lane_threads].ravel() for table in (readings.ready_s, readings.cpu_s))
+        rate[known] = _rates(column[known], where, (end - begin)[known] / NS_PER_S, ready_s, cpu_s)
         rate[known] *= boost[of_thread[known], window[known]]
         self._weight = np.rint(rate * PER_CPU).astype(np.int64)
 
@@ -240,42 +247,45 @@ def _between(
     return owner[gap], ends[gap], begins[gap + 1]
 
 
-def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatArray) -> FloatArray:
+def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, ready_s: FloatArray, cpu_s: FloatArray) -> FloatArray:
     """Share of the time on a CPU of each part: of operation ``column``, in a thread's window ``cell``.
 
     Args:
         column, cell: Non-negative integers, int64[n].
         seconds: Length of each part, float64[n].
+        ready_s: Seconds of each cell in which its thread was on a CPU or ready for one.
         cpu_s: CPU seconds of each cell.
     """
     _, column = np.unique(column, return_inverse=True)
     # Parts of one operation in one window are alike: far fewer numbers to iterate over.
     pair, of_pair = np.unique(column * len(cpu_s) + cell, return_inverse=True)
-    pair_s = np.bincount(of_pair, seconds)
+    pair_s = np.bincount(of_pair, seconds).astype(np.float64)
     pair_column, pair_cell = pair // max(1, len(cpu_s)), pair % max(1, len(cpu_s))
     length_s = np.bincount(pair_column, pair_s)
     utilisation = np.ones(len(length_s))
     for _ in range(_ITERATIONS):
+        # No operation is ready for longer than it runs: without this bound, short ones take what is noise.
         rate = utilisation[pair_column]
-        # No operation is on a CPU for longer than it runs: without this bound, short ones take what is noise.
-        rate = np.minimum(rate * _explained(rate * pair_s, pair_cell, cpu_s)[pair_cell], 1.0)
+        rate = np.minimum(rate * _explained(rate * pair_s, pair_cell, ready_s)[pair_cell], 1.0)
         spent_s = np.bincount(pair_column, rate * pair_s)
         utilisation = np.divide(spent_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0)
-    return _filled(np.maximum(utilisation[pair_column], _LEAST), pair_cell, pair_s, cpu_s)[of_pair]
+    works = np.where(utilisation > _WAITS, utilisation, 0.0)
+    ready = _filled(works[pair_column], pair_cell, pair_s, ready_s)
+    return _filled(ready, pair_cell, pair_s, cpu_s)[of_pair]
 
 
-def _filled(rate: FloatArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatArray) -> FloatArray:
-    """Rates in the given proportions, none above 1, with which the parts of each cell have its CPU seconds.
+def _filled(rate: FloatArray, cell: IntArray, seconds: FloatArray, cell_s: FloatArray) -> FloatArray:
+    """Rates in the given proportions, none above 1, with which the parts of each cell have its seconds if they can.
 
     Args:
-        rate: Above 0, float64[n].
+        rate: float64[n].
         cell, seconds: Of each part.
-        cpu_s: CPU seconds of each cell, at most the length of its parts together.
+        cell_s: Seconds of each cell, at most the length of its parts together.
     """
     full = np.zeros(len(rate), np.bool_)
     result = rate
     for _ in range(_FILLINGS):
-        left_s = cpu_s - np.bincount(cell, np.where(full, seconds, 0.0), len(cpu_s))
+        left_s = cell_s - np.bincount(cell, np.where(full, seconds, 0.0), len(cell_s))
         free = np.where(full, 0.0, rate * seconds)
         result = np.where(full, 1.0, rate * _explained(free, cell, np.maximum(left_s, 0.0))[cell])
         over = result > 1.0
@@ -285,7 +295,7 @@ def _filled(rate: FloatArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatA
     return np.asarray(np.minimum(result, 1.0), np.float64)
 
 
-def _explained(expected_s: FloatArray, cell: IntArray, cpu_s: FloatArray) -> FloatArray:
-    """CPU seconds read in each cell, over those expected there."""
-    total_s = np.bincount(cell, expected_s, len(cpu_s))
-    return np.divide(cpu_s, total_s, out=np.zeros(len(cpu_s)), where=total_s > 0)
+def _explained(expected_s: FloatArray, cell: IntArray, cell_s: FloatArray) -> FloatArray:
+    """Seconds read in each cell, over those expected there."""
+    total_s = np.bincount(cell, expected_s, len(cell_s))
+    return np.divide(cell_s, total_s, out=np.zeros(len(cell_s)), where=total_s > 0)
