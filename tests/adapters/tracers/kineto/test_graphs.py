@@ -152,7 +152,7 @@ def places(kernels: list[str]) -> list[str | None]:
 def test_kernels_between_two_fused_ones_are_from_the_calls_between_them() -> None:
     relu, norm = CODE[1].leaf, CODE[4].leaf
     whole = ["Memset (Device)", "nchwToNhwc", "sm90_fprop", relu, "gemm_a", "gemm_b", norm, "gemm_c", "splitK", norm]
-    first, second = ((f".blocks.{n}.{part}" for part in ("up", "down", "norm")) for n in range(2))
+    first, second = ([f".blocks.{n}.{part}" for part in ("up", "down", "norm")] for n in range(2))
     up, _, last = second
     assert places(whole) == [None, ".stem", ".stem", ".stem_act", *first, up, up, last]
     three = [relu, "gemm_a", "splitK", "gemm_b", norm, "gemm_c", norm]
