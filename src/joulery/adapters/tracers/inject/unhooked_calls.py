@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 _CALL = "_compiled_call_impl"
@@ -73,7 +74,7 @@ class UnhookedCalls:
 
     def _watch_class(self, kind: Any) -> None:
         own = vars(kind).get("__call__")
-        if callable(own) and not kind.__module__.startswith("torch.") and not hasattr(own, "_joulery"):
+        if isinstance(own, FunctionType) and not kind.__module__.startswith("torch.") and not hasattr(own, "_joulery"):
             kind.__call__ = self._watched(own)
 
     def _watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
