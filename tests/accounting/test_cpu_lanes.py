@@ -170,7 +170,7 @@ def busy_machine(
 ) -> tuple[EventTrace, ThreadTimes, tuple[int, int], dict[str, float]]:
     """Threads that have a CPU in 40 % of all slices if they are ready; readings every 20 ms; CPU seconds by operation.
 
-    An operation lasts until it had its CPU time; whoever waits for a CPU is ready.
+    An operation lasts until it had its CPU time; a thread that waits for a CPU is ready.
     """
     dice = np.random.default_rng(seed)
     ops: dict[str, int] = {}

@@ -83,13 +83,13 @@ def program(name: str, computations: dict[str, list[tuple[str, str, str, list[st
 
 def write_profile(path: Path, gpu: Plane, programs: dict[str, bytes]) -> Path:
     """The profile of one GPU and of its programs, which began at the first microsecond of 2001."""
-    told = Plane("/host:metadata")
+    metadata = Plane("/host:metadata")
     rows = []
     for number, (name, content) in enumerate(programs.items(), start=1):
-        stat = told.stat("Hlo Proto", content)
+        stat = metadata.stat("Hlo Proto", content)
         rows.append((4, message((1, number), (2, message((1, number), (2, name), (5, stat))))))
     began = Plane("Task Environment")
     start = (6, began.stat("profile_start_time", 978_307_200_000_000_000))
-    planes = (gpu.written(), told.written(*rows), began.written(start))
+    planes = (gpu.written(), metadata.written(*rows), began.written(start))
     path.write_bytes(b"".join(message((1, plane)) for plane in planes))
     return path

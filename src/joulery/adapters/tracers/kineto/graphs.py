@@ -42,7 +42,7 @@ _FUSED = "triton_"
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class GraphReplay:
     """One launch of a graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Replay:
     kernels: IntArray
 
 
-def replays(columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray) -> list[Replay]:
+def replays(columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray) -> list[GraphReplay]:
     """The launches of graphs with kernels in a known order.
 
     Args:
@@ -76,12 +76,12 @@ def replays(columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray)
             continue
         order = np.argsort(node if numbered else columns.start_ns[row[kernels]], kind="stable")
         graphs = np.unique(columns.graph[row[kernels]])
-        found.append(Replay(max(0, int(graphs[0])) if len(graphs) == 1 else 0, kernels[order]))
+        found.append(GraphReplay(max(0, int(graphs[0])) if len(graphs) == 1 else 0, kernels[order]))
     return found
 
 
 def from_captures(
-    columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray, found: Sequence[Replay]
+    columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray, found: Sequence[GraphReplay]
 ) -> IntArray:
     """``launch`` with the captured call in place of the launch of the whole graph, where the trace has its capture.
 
@@ -90,7 +90,7 @@ def from_captures(
     captures: dict[str, list[IntArray]] = {}
     for calls in _captures(columns, host, row):
         captures.setdefault(_kinds(columns, host.row[calls], _CALLS), []).append(calls)
-    graphs: dict[str, dict[tuple[int, ...], list[Replay]]] = {}
+    graphs: dict[str, dict[tuple[int, ...], list[GraphReplay]]] = {}
     for replay in found:
         names = () if replay.graph else tuple(columns.name[row[replay.kernels]].tolist())
         alike = graphs.setdefault(_kinds(columns, row[replay.kernels], _WORK), {})
@@ -146,7 +146,7 @@ def _named(columns: KinetoColumns, pattern: re.Pattern[str]) -> BoolArray:
 
 
 def from_code(
-    columns: KinetoColumns, row: IntArray, found: Sequence[Replay], compiled: Mapping[str, CompiledCall]
+    columns: KinetoColumns, row: IntArray, found: Sequence[GraphReplay], compiled: Mapping[str, CompiledCall]
 ) -> dict[int, CompiledCall]:
     """The call of generated code that each kernel of a replay is from, by index of the kernel, where one code fits."""
     codes: dict[str, list[CompiledCall]] = {}

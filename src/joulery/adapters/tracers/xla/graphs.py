@@ -20,7 +20,7 @@ from joulery.adapters.tracers.xla.origins import Origin, Origins, Sequences
 _OTHER = re.compile(r"\W")
 
 
-class Kernel(Protocol):
+class GraphKernel(Protocol):
     """An interval of a GPU."""
 
     name: str
@@ -30,7 +30,7 @@ class Kernel(Protocol):
     stats: dict[str, Any]
 
 
-def from_graphs(events: Sequence[Kernel], origins: Origins, sequences: Sequences) -> dict[int, Origin | None]:
+def from_graphs(events: Sequence[GraphKernel], origins: Origins, sequences: Sequences) -> dict[int, Origin | None]:
     """Origins of the work of graphs, by its index; None where they are not known.
 
     An origin that stands for several instructions has the scopes and the place that they share, and is ``added``.
@@ -52,7 +52,7 @@ def from_graphs(events: Sequence[Kernel], origins: Origins, sequences: Sequences
     return found
 
 
-def _node(event: Kernel) -> int:
+def _node(event: GraphKernel) -> int:
     return int(event.stats.get("cuda_graph_node_id") or 0)
 
 
