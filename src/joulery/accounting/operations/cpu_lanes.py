@@ -28,10 +28,8 @@ PER_CPU = 1_000_000
 """Weight of one CPU; weights are integers, so that sums of them return to zero."""
 
 _ITERATIONS = 200
-_FILLINGS = 50
-"""How often parts that reached a whole CPU pass on what is left of their cell."""
 _WAITS = 0.01
-"""Operations that are ready for less of their time wait: they take nothing of what does not fit elsewhere."""
+"""Operations that are ready for less of their time wait: in a window without others they would have all its joules."""
 _SHORTEST_NS = 1_000_000
 """Windows shorter than this are merged with the next one."""
 
@@ -189,7 +187,11 @@ class _Utilisation:
         rate = np.ones(len(source))
         where = np.searchsorted(lane_threads, of_thread[known]) * self._width + window[known]
         ready_s, cpu_s = (table[lane_threads].ravel() for table in (readings.ready_s, readings.cpu_s))
-        rate[known] = _rates(column[known], where, (end - begin)[known] / NS_PER_S, ready_s, cpu_s)
+        length_s = (end - begin)[known] / NS_PER_S
+        found = _rates(column[known], where, length_s, ready_s, cpu_s)
+        # What did not fit, for readings come late on a busy machine, goes to all parts of its thread.
+        lane = np.searchsorted(lane_threads, of_thread[known])
+        rate[known] = found * _explained(found * length_s, lane, readings.cpu_s[lane_threads].sum(axis=1))[lane]
         rate[known] *= boost[of_thread[known], window[known]]
         self._weight = np.rint(rate * PER_CPU).astype(np.int64)
 
@@ -265,34 +267,17 @@ def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, ready_s: Float
     utilisation = np.ones(len(length_s))
     for _ in range(_ITERATIONS):
         # No operation is ready for longer than it runs: without this bound, short ones take what is noise.
-        rate = utilisation[pair_column]
-        rate = np.minimum(rate * _explained(rate * pair_s, pair_cell, ready_s)[pair_cell], 1.0)
+        rate = _bounded(utilisation[pair_column], pair_cell, pair_s, ready_s)
         spent_s = np.bincount(pair_column, rate * pair_s)
         utilisation = np.divide(spent_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0)
-    works = np.where(utilisation > _WAITS, utilisation, 0.0)
-    ready = _filled(works[pair_column], pair_cell, pair_s, ready_s)
-    return _filled(ready, pair_cell, pair_s, cpu_s)[of_pair]
+    works = np.where(utilisation >= _WAITS, utilisation, 0.0)
+    ready = _bounded(works[pair_column], pair_cell, pair_s, ready_s)
+    return _bounded(ready, pair_cell, pair_s, cpu_s)[of_pair]
 
 
-def _filled(rate: FloatArray, cell: IntArray, seconds: FloatArray, cell_s: FloatArray) -> FloatArray:
-    """Rates in the given proportions, none above 1, with which the parts of each cell have its seconds if they can.
-
-    Args:
-        rate: float64[n].
-        cell, seconds: Of each part.
-        cell_s: Seconds of each cell, at most the length of its parts together.
-    """
-    full = np.zeros(len(rate), np.bool_)
-    result = rate
-    for _ in range(_FILLINGS):
-        left_s = cell_s - np.bincount(cell, np.where(full, seconds, 0.0), len(cell_s))
-        free = np.where(full, 0.0, rate * seconds)
-        result = np.where(full, 1.0, rate * _explained(free, cell, np.maximum(left_s, 0.0))[cell])
-        over = result > 1.0
-        if not over.any():
-            break
-        full |= over
-    return np.asarray(np.minimum(result, 1.0), np.float64)
+def _bounded(rate: FloatArray, cell: IntArray, seconds: FloatArray, cell_s: FloatArray) -> FloatArray:
+    """Rates in the given proportions, none above 1, with which the parts of each cell have its seconds if they can."""
+    return np.asarray(np.minimum(rate * _explained(rate * seconds, cell, cell_s)[cell], 1.0), np.float64)
 
 
 def _explained(expected_s: FloatArray, cell: IntArray, cell_s: FloatArray) -> FloatArray:
