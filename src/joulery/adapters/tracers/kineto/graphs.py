@@ -87,6 +87,8 @@ def from_captures(
 
     A graph is recognised by the kinds of its nodes. Of several alike, numbers are given in the order of the captures.
     """
+    if not found:
+        return launch
     captures: dict[str, list[IntArray]] = {}
     for calls in _captures(columns, host, row):
         captures.setdefault(_kinds(columns, host.row[calls], _CALLS), []).append(calls)

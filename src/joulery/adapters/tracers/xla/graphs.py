@@ -35,6 +35,8 @@ def from_graphs(events: Sequence[GraphKernel], origins: Origins, sequences: Sequ
 
     An origin that stands for several instructions has the scopes and the place that they share, and is ``added``.
     """
+    if not any(event.device.startswith("GPU") for event in events):
+        return {}
     instructions = {module: {name for each in found for name in each} for module, found in sequences.items()}
     graphs: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for at, event in enumerate(events):
