@@ -1,6 +1,6 @@
 """Where the kernels of replayed CUDA graphs come from.
 
-One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Sources that do:
+One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Two places do:
 
 - the capture, if the same trace has it: the calls between ``StreamBeginCapture`` and ``StreamEndCapture`` launched
   nothing, and each of them is a node of the graph, in order;
