@@ -29,7 +29,7 @@ from joulery.domain.serving.generation import (
 from joulery.perf.lengths.remaining import LengthDistribution
 from joulery.policies.ordering import Aging
 from joulery.policies.reranking import Reranking
-from joulery.runtime.llm.length_prediction import Forecaster, Guess
+from joulery.runtime.llm.length_prediction import Forecaster, LengthScore
 from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.sim.queues.interrupted_server import Interruptions, reranked
 from joulery.sim.queues.single_server import fcfs
@@ -149,6 +149,8 @@ def _live(trace: Trace, order: str) -> tuple[FloatArray, int]:
         loop.run_until_complete(play())
     finally:
         loop.close()
+    if forecaster.failures:  # the service goes on without predictions, and the figures would be of another order
+        raise RuntimeError(f"the predictor failed: {dict(forecaster.failures)}")
     return took_s, llm.slots.pauses
 
 
@@ -168,8 +170,8 @@ class _Classes:
     def __init__(self, class_tokens: FloatArray) -> None:
         self.class_tokens = class_tokens
 
-    def guess(self, prompt: str) -> Guess:
-        return Guess(float(prompt.split()[0]))
+    def predict(self, prompt: str) -> LengthScore:
+        return LengthScore(float(prompt.split()[0]))
 
 
 class _Engine:

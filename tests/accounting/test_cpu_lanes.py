@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.accounting.operations.align import align
+from joulery.accounting.operations.cpu_lanes import PER_CPU, weighed
+from joulery.accounting.operations.session import session
 from joulery.accounting.steps import PowerSteps, power_steps
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import PowerTrace
@@ -161,3 +163,72 @@ def test_no_joule_is_lost_or_made(threads: list[list[Stretch]], sweep_ms: float)
         assert device.attributed_j == pytest.approx(float(np.sum(got.energy_j)), rel=1e-9, abs=1e-9)
         assert sum(got.process_j.values()) == pytest.approx(device.attributed_j, rel=1e-9, abs=1e-9)
         assert np.all(got.energy_j >= -1e-12)
+
+
+def busy_machine(
+    threads: Sequence[Sequence[Stretch]], *, seed: int, slice_ms: float = 4.0
+) -> tuple[EventTrace, ThreadTimes, tuple[int, int], dict[str, float]]:
+    """Threads that have a CPU in 40 % of all slices if they are ready; readings every 20 ms; CPU seconds by operation.
+
+    An operation lasts until it had its CPU time; a thread that waits for a CPU is ready.
+    """
+    dice = np.random.default_rng(seed)
+    ops: dict[str, int] = {}
+    events, rows, truth, hull = [], [], dict[str, float](), 0.0
+    for lane, stretches in enumerate(threads):
+        served = set(np.flatnonzero(dice.random(100_000) < 0.4).tolist())
+        t, cpu, ready, curve = 0.0, 0.0, 0.0, [(0.0, 0.0, 0.0)]
+        for stretch in stretches:
+            begin, left = t, stretch.length_ms
+            while left > 1e-9:
+                slot = int(t / slice_ms + 1e-9)
+                share = 1.0 if slot in served or not stretch.busy_ratio else 0.0
+                spent = (slot + 1) * slice_ms - t
+                spent = min(spent, left) if share else spent
+                t += spent
+                left -= spent * share
+                cpu += spent * share * stretch.busy_ratio
+                ready += spent * stretch.busy_ratio
+                curve.append((t, cpu, ready))
+            if stretch.op is not None:
+                number = ops.setdefault(stretch.op, len(ops))
+                events.append((number, round(begin * MS), round((t - begin) * MS), lane))
+                truth[stretch.op] = truth.get(stretch.op, 0.0) + stretch.length_ms * stretch.busy_ratio / 1e3
+        at, spent_ms, ready_ms = (np.array(column) for column in zip(*curve, strict=True))
+        hull = max(hull, t)
+        for number, sweep in enumerate(np.arange(0.0, t, 20.0)):
+            had, could = np.interp(sweep, at, spent_ms) / 1e3, np.interp(sweep, at, ready_ms) / 1e3
+            rows.append((round(sweep * MS), 100, 100 + lane, had, number, could - had))
+    rows.sort(key=lambda row: (row[4], row[2]))
+    op, start, length, lanes = (list(column) for column in zip(*sorted(events, key=lambda each: each[1]), strict=True))
+    trace = EventTrace(
+        list(ops),
+        ["CPU"],
+        [""],
+        op=op,
+        start_ns=start,
+        dur_ns=length,
+        device=[0] * len(op),
+        lane=lanes,
+        phase=[0] * len(op),
+        lanes=[(100, 100 + lane) for lane in range(len(threads))],
+    )
+    return trace, ThreadTimes(*(list(column) for column in zip(*rows, strict=True))), (0, round(hull * MS)), truth
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_busy_machine_no_cpu_time_is_lost_to_short_operations(seed: int) -> None:
+    one = [Stretch("a/zero", 0.1), Stretch("a/mm", 12), Stretch("a/nap", 15, 0.0), Stretch("a/add", 0.3)] * 60
+    other = [Stretch("b/mm", 6), Stretch(None, 20, 0.0)] * 80
+    trace, times, window, truth = busy_machine([one, other], seed=seed)
+    cut = weighed(session(trace, window), "CPU", trace.lanes, times)
+    assert cut is not None
+    rest = cut.rest["CPU"]
+    spent = float(np.sum(cut.weight * (cut.end_ns - cut.start_ns))) / (PER_CPU * 1e9)
+    spent += float(np.sum(rest.weight * (rest.end_ns - rest.start_ns))) / (PER_CPU * 1e9)
+    assert spent == pytest.approx(sum(truth.values()), rel=0.03), "all CPU time has a place"
+    found = np.bincount(cut.row, cut.weight * (cut.end_ns - cut.start_ns) / (PER_CPU * 1e9))
+    by_op = dict(zip(cut.rows.op, found.tolist(), strict=True))
+    total = sum(truth.values())
+    for op, seconds in truth.items():
+        assert by_op[op] / total == pytest.approx(seconds / total, abs=0.05), op

@@ -2,8 +2,9 @@
 
 A trace shows when an operation ran, not whether its thread was on a CPU. Readings of each thread's CPU time, a few
 dozen a second, say how much CPU time a thread had in each window. Within a window that time goes to the operations of
-the thread, and to the time between them, by the utilisation of each operation: the share of its time on a CPU, found
-over all windows together by expectation maximisation (Richardson-Lucy), which keeps the CPU time of every window.
+the thread, and to the time between them, by the utilisation of each operation: the share of its time in which it was on
+a CPU or ready for one, found over all windows together by expectation maximisation (Richardson-Lucy). How long a thread
+was ready matters on a busy machine: there its CPU time says more about the others than about what it did.
 
 Threads without operations (OpenMP workers) count for the operations of their process, up to the CPU time of the
 threads that called them. What is left, and CPU time of processes without operations, is the rest of the run: it has
@@ -27,6 +28,8 @@ PER_CPU = 1_000_000
 """Weight of one CPU; weights are integers, so that sums of them return to zero."""
 
 _ITERATIONS = 200
+_WAITS = 0.01
+"""Operations that are ready for less of their time wait: in a window without others they would have all its joules."""
 _SHORTEST_NS = 1_000_000
 """Windows shorter than this are merged with the next one."""
 
@@ -40,12 +43,14 @@ class _Readings:
         process: Process of each thread, int64[t].
         index: Row of each (process, thread).
         cpu_s: float64[t, k].
+        ready_s: Seconds on a CPU or ready for one, float64[t, k].
     """
 
     edges_ns: IntArray
     process: IntArray
     index: dict[tuple[int, int], int]
     cpu_s: FloatArray
+    ready_s: FloatArray
 
 
 def weighed(cut: Session, device: str, lanes: Sequence[tuple[int, int]], times: ThreadTimes) -> Session | None:
@@ -127,17 +132,21 @@ def _readings(times: ThreadTimes, window_ns: tuple[int, int]) -> _Readings | Non
     row = np.array([index[key] for key in zip(times.process.tolist(), times.thread.tolist(), strict=True)], np.int64)
     order = np.lexsort((times.t_ns, row))
     bounds = np.searchsorted(row[order], np.arange(len(keys) + 1))
-    cpu_s = np.zeros((len(keys), len(edges) - 1))
+    cpu_s, ready_s = np.zeros((2, len(keys), len(edges) - 1))
+    ready = times.cpu_s + np.nan_to_num(times.wait_s)
     for at in range(len(keys)):
         mine = order[bounds[at] : bounds[at + 1]]
-        t, spent = times.t_ns[mine].astype(np.float64), times.cpu_s[mine]
         before = int(np.searchsorted(sweeps, times.sweep[mine[0]])) - 1
-        if before >= 0:  # the thread began after the sweep before
-            t, spent = np.append(float(stamps[before]), t), np.append(0.0, spent)
+        began = [float(stamps[before])] if before >= 0 else []  # the thread began after the sweep before
+        t = np.append(began, times.t_ns[mine].astype(np.float64))
         alive = times.sweep[mine[-1]] == sweeps[-1]
-        cpu_s[at] = np.diff(_cumulative(edges.astype(np.float64), t, spent, alive=alive))
-    cpu_s = np.clip(cpu_s, 0.0, np.diff(edges) / NS_PER_S)
-    return _Readings(edges, np.array([process for process, _ in keys], np.int64), index, cpu_s)
+        for table, column in ((cpu_s, times.cpu_s), (ready_s, ready)):
+            spent = np.append(np.zeros(len(began)), column[mine])
+            table[at] = np.diff(_cumulative(edges.astype(np.float64), t, spent, alive=alive))
+    length_s = np.diff(edges) / NS_PER_S
+    cpu_s = np.clip(cpu_s, 0.0, length_s)
+    processes = np.array([process for process, _ in keys], np.int64)
+    return _Readings(edges, processes, index, cpu_s, np.clip(ready_s, cpu_s, length_s))
 
 
 def _cumulative(at: FloatArray, t: FloatArray, spent: FloatArray, *, alive: bool) -> FloatArray:
@@ -164,7 +173,6 @@ class _Utilisation:
     ) -> None:
         self._readings = readings
         self._width = len(readings.edges_ns) - 1
-        own = readings.cpu_s[lane_threads]
         boost, self._excess_s = _helpers(readings, lane_threads)
         between_thread, between_start, between_end = _between(lane_threads, thread, start_ns, end_ns, readings.edges_ns)
         self._pieces = len(row)
@@ -178,7 +186,12 @@ class _Utilisation:
         known = of_thread >= 0
         rate = np.ones(len(source))
         where = np.searchsorted(lane_threads, of_thread[known]) * self._width + window[known]
-        rate[known] = _rates(column[known], where, (end - begin)[known] / NS_PER_S, own.ravel())
+        ready_s, cpu_s = (table[lane_threads].ravel() for table in (readings.ready_s, readings.cpu_s))
+        length_s = (end - begin)[known] / NS_PER_S
+        found = _rates(column[known], where, length_s, ready_s, cpu_s)
+        # What did not fit, for readings come late on a busy machine, goes to all parts of its thread.
+        lane = np.searchsorted(lane_threads, of_thread[known])
+        rate[known] = found * _explained(found * length_s, lane, readings.cpu_s[lane_threads].sum(axis=1))[lane]
         rate[known] *= boost[of_thread[known], window[known]]
         self._weight = np.rint(rate * PER_CPU).astype(np.int64)
 
@@ -236,31 +249,38 @@ def _between(
     return owner[gap], ends[gap], begins[gap + 1]
 
 
-def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, cpu_s: FloatArray) -> FloatArray:
+def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, ready_s: FloatArray, cpu_s: FloatArray) -> FloatArray:
     """Share of the time on a CPU of each part: of operation ``column``, in a thread's window ``cell``.
 
     Args:
         column, cell: Non-negative integers, int64[n].
         seconds: Length of each part, float64[n].
+        ready_s: Seconds of each cell in which its thread was on a CPU or ready for one.
         cpu_s: CPU seconds of each cell.
     """
     _, column = np.unique(column, return_inverse=True)
     # Parts of one operation in one window are alike: far fewer numbers to iterate over.
     pair, of_pair = np.unique(column * len(cpu_s) + cell, return_inverse=True)
-    pair_s = np.bincount(of_pair, seconds)
+    pair_s = np.bincount(of_pair, seconds).astype(np.float64)
     pair_column, pair_cell = pair // max(1, len(cpu_s)), pair % max(1, len(cpu_s))
     length_s = np.bincount(pair_column, pair_s)
     utilisation = np.ones(len(length_s))
     for _ in range(_ITERATIONS):
-        expected_s = utilisation[pair_column] * pair_s
-        ratio = _explained(expected_s, pair_cell, cpu_s)
-        spent_s = np.bincount(pair_column, expected_s * ratio[pair_cell])
+        # No operation is ready for longer than it runs: without this bound, short ones take what is noise.
+        rate = _bounded(utilisation[pair_column], pair_cell, pair_s, ready_s)
+        spent_s = np.bincount(pair_column, rate * pair_s)
         utilisation = np.divide(spent_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0)
-    ratio = _explained(utilisation[pair_column] * pair_s, pair_cell, cpu_s)
-    return np.asarray(np.minimum(utilisation[pair_column] * ratio[pair_cell], 1.0)[of_pair], np.float64)
+    works = np.where(utilisation >= _WAITS, utilisation, 0.0)
+    ready = _bounded(works[pair_column], pair_cell, pair_s, ready_s)
+    return _bounded(ready, pair_cell, pair_s, cpu_s)[of_pair]
 
 
-def _explained(expected_s: FloatArray, cell: IntArray, cpu_s: FloatArray) -> FloatArray:
-    """CPU seconds read in each cell, over those expected there."""
-    total_s = np.bincount(cell, expected_s, len(cpu_s))
-    return np.divide(cpu_s, total_s, out=np.zeros(len(cpu_s)), where=total_s > 0)
+def _bounded(rate: FloatArray, cell: IntArray, seconds: FloatArray, cell_s: FloatArray) -> FloatArray:
+    """Rates in the given proportions, none above 1, with which the parts of each cell have its seconds if they can."""
+    return np.asarray(np.minimum(rate * _explained(rate * seconds, cell, cell_s)[cell], 1.0), np.float64)
+
+
+def _explained(expected_s: FloatArray, cell: IntArray, cell_s: FloatArray) -> FloatArray:
+    """Seconds read in each cell, over those expected there."""
+    total_s = np.bincount(cell, expected_s, len(cell_s))
+    return np.divide(cell_s, total_s, out=np.zeros(len(cell_s)), where=total_s > 0)

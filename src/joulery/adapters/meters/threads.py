@@ -1,4 +1,7 @@
-"""CPU time of every thread of a run, in nanoseconds of the scheduler, from ``/proc/PID/task/TID/schedstat``."""
+"""CPU time of every thread of a run, and how long it was ready and waited for a CPU, in nanoseconds of the scheduler.
+
+Source: ``/proc/PID/task/TID/schedstat``.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,21 @@ class ThreadTable:
         self._proc = str(proc)
         self._open: dict[tuple[int, int], int] = {}
 
-    def read(self, pids: Collection[int]) -> list[tuple[int, int, float]]:
-        """(process, thread, CPU seconds so far) of every living thread; threads that ended are left out."""
-        found: list[tuple[int, int, float]] = []
+    def read(self, pids: Collection[int]) -> list[tuple[int, int, float, float]]:
+        """(process, thread, CPU seconds, seconds ready) so far of every living thread; ended ones are left out."""
+        found: list[tuple[int, int, float, float]] = []
         alive: dict[tuple[int, int], int] = {}
         for pid in pids:
             for thread in self._threads(pid):
                 key = pid, thread
                 fd = self._open.pop(key, -1)
                 fd = self._adopt(key) if fd < 0 else fd
-                spent_ns = _spent_ns(fd)
-                if spent_ns is None:
+                times_ns = _times_ns(fd)
+                if times_ns is None:
                     _close(fd)
                     continue
                 alive[key] = fd
-                found.append((pid, thread, spent_ns / NS_PER_S))
+                found.append((pid, thread, times_ns[0] / NS_PER_S, times_ns[1] / NS_PER_S))
         for fd in self._open.values():
             _close(fd)
         self._open = alive
@@ -59,15 +62,15 @@ class ThreadTable:
             return -1
 
 
-def _spent_ns(fd: int) -> int | None:
-    """Nanoseconds on a CPU; None where the thread has ended."""
+def _times_ns(fd: int) -> tuple[int, int] | None:
+    """Nanoseconds on a CPU, and ready without one; None where the thread has ended."""
     if fd < 0:
         return None
     try:
-        spent, _, _ = os.pread(fd, 128, 0).partition(b" ")
-    except ProcessLookupError:
+        spent, ready, *_ = os.pread(fd, 128, 0).split()
+    except (ProcessLookupError, ValueError):
         return None
-    return int(spent) if spent else None
+    return int(spent), int(ready)
 
 
 def _close(fd: int) -> None:

@@ -23,6 +23,7 @@ class ThreadTimes:
         process, thread: The system's numbers, int64[n].
         cpu_s: CPU seconds of the thread since it began, float64[n].
         sweep: Readings of one pass over all threads have one number, not decreasing, int64[n].
+        wait_s: Seconds it was ready and waited for a CPU since it began; NaN where they were not read, float64[n].
 
     Raises:
         DataError: The columns differ in length.
@@ -33,6 +34,7 @@ class ThreadTimes:
     thread: IntArray
     cpu_s: FloatArray
     sweep: IntArray
+    wait_s: FloatArray
 
     def __init__(
         self,
@@ -41,12 +43,15 @@ class ThreadTimes:
         thread: npt.ArrayLike,
         cpu_s: npt.ArrayLike,
         sweep: npt.ArrayLike,
+        wait_s: npt.ArrayLike | None = None,
     ) -> None:
         columns = {"t_ns": t_ns, "process": process, "thread": thread, "sweep": sweep}
         for name, values in columns.items():
             object.__setattr__(self, name, readonly(values, np.int64))
         object.__setattr__(self, "cpu_s", readonly(cpu_s, np.float64))
-        lengths = {name: len(getattr(self, name)) for name in (*columns, "cpu_s")}
+        unknown = np.full(len(self.cpu_s), np.nan)
+        object.__setattr__(self, "wait_s", readonly(unknown if wait_s is None else wait_s, np.float64))
+        lengths = {name: len(getattr(self, name)) for name in (*columns, "cpu_s", "wait_s")}
         if len(set(lengths.values())) > 1:
             raise DataError(f"columns of thread times differ in length: {lengths}")
 
@@ -62,4 +67,5 @@ class ThreadTimes:
             return ThreadTimes([], [], [], [], [])
         first, last = int(self.sweep[inside].min()) - 1, int(self.sweep[inside].max()) + 1
         kept = (self.sweep >= first) & (self.sweep <= last)
-        return ThreadTimes(*(getattr(self, n)[kept] for n in ("t_ns", "process", "thread", "cpu_s", "sweep")))
+        names = ("t_ns", "process", "thread", "cpu_s", "sweep", "wait_s")
+        return ThreadTimes(*(getattr(self, name)[kept] for name in names))

@@ -142,9 +142,9 @@ class ThreadStream(SampleStream):
             return
         before_s = self._clocks.cpu_s()
         self._sweep += 1
-        for process, thread, cpu_s in self._table.read(self._pids()):
+        for process, thread, cpu_s, wait_s in self._table.read(self._pids()):
             self._stamp_ns = max(self._clocks.monotonic_ns(), self._stamp_ns + 1)
-            self.writer.record(self._stamp_ns, (process, thread, cpu_s, self._sweep))
+            self.writer.record(self._stamp_ns, (process, thread, cpu_s, wait_s, self._sweep))
         self._not_before_ns = now_ns + round((self._clocks.cpu_s() - before_s) / THREADS_RATIO * NS_PER_S)
 
 
@@ -467,7 +467,7 @@ class Sampler:
         streams = [SampleStream(cpu.read, writer, max(1, round(CPU_SHARE_S / config.period_s)), name="cpu")]
         if config.threads is not None:
             folder = config.threads
-            threads = self._writer("threads", ("process", "thread", "cpu_s", "sweep"), clock)
+            threads = self._writer("threads", ("process", "thread", "cpu_s", "wait_s", "sweep"), clock)
             every = max(1, round(THREADS_S / config.period_s))
             streams.append(ThreadStream(self._sources.threads(), tree.pids, lambda: _records(folder), threads, every))
         for meter in self._meters:

@@ -67,8 +67,8 @@ class TreeReader(Protocol):
 class ThreadReader(Protocol):
     """CPU times of threads."""
 
-    def read(self, pids: Collection[int]) -> list[tuple[int, int, float]]:
-        """(process, thread, CPU seconds so far) of every living thread of some processes."""
+    def read(self, pids: Collection[int]) -> list[tuple[int, int, float, float]]:
+        """(process, thread, CPU seconds, seconds ready) so far of every living thread of some processes."""
         ...
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from joulery.store.run.directory import Run, RunWriter
 
 NS_PER_S = 1_000_000_000
-THREADS = ("process", "thread", "cpu_s", "sweep")
-"""Columns of the CPU times of threads."""
+THREADS = ("process", "thread", "cpu_s", "wait_s", "sweep")
+"""Columns of the CPU times of threads; older runs have no ``wait_s``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,7 +222,7 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
         notes=tuple(note["text"] for note in notes if note["kind"] in ("refused", "meter", "slower", "clock")),
         uuids={key: name for r in streams for key, name in r.header.get("uuids", {}).items()},
         sampler=next((note for note in notes if note["kind"] == "done"), {}),
-        threads=next((_threads(_columns(r)) for r in streams if tuple(r.columns) == THREADS), None),
+        threads=next((_threads(_columns(r)) for r in streams if "sweep" in r.columns), None),
     )
 
 
@@ -338,7 +338,7 @@ def _threads(columns: Mapping[str, npt.NDArray[Any]]) -> ThreadTimes:
 
 
 def _columns(recording: Recording) -> dict[str, npt.NDArray[Any]]:
-    return {"t_ns": recording.t_ns, **{name: recording.column(name) for name in THREADS}}
+    return {"t_ns": recording.t_ns, **{name: recording.column(name) for name in THREADS if name in recording.columns}}
 
 
 def _busy(recording: Recording) -> Iterator[tuple[str, BusyTimes]]:

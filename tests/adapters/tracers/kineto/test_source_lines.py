@@ -73,6 +73,25 @@ def test_call_stacks_of_old_traces_name_operations_and_their_gradients(tmp_path:
     assert ("train.py:12 step/model.py:40 forward/mm", "backward") in names
 
 
+def test_kernels_of_old_traces_have_the_functions_of_the_operation_that_launched_them(tmp_path: Path) -> None:
+    f = KinetoFile()
+    for cat, name, start, length, args in (
+        ("Operator", "aten::addmm", 10, 80, {"Call stack": "net.py(12): forward;train.py(31): step"}),
+        ("Operator", "aten::copy_", 30, 10, {}),
+        ("Runtime", "cudaLaunchKernel", 50, 5, {"correlation": 77}),
+        ("Runtime", "cudaMemcpyAsync", 32, 5, {"correlation": 78}),
+        ("Kernel", "volta_sgemm", 60, 30, {"device": 0, "stream": 7, "correlation": 77}),
+        ("Memcpy", "Memcpy DtoD", 40, 5, {"device": 0, "stream": 7, "correlation": 78}),
+    ):
+        f.add(cat, name, start, length, **args)
+    trace = read_kineto(f.write(tmp_path))
+    place = "train.py:31 step/net.py:12 forward"
+    on_gpu = {
+        trace.ops[op] for op, device in zip(trace.op, trace.device, strict=True) if trace.devices[device] == "GPU:0"
+    }
+    assert on_gpu == {f"{place}/addmm", f"{place}/copy_"}
+
+
 def test_parts_of_a_scripted_module_are_named_below_its_range(tmp_path: Path) -> None:
     f = KinetoFile()
     f.add("python_function", "nn.Module: RecursiveScriptModule_0", 0, 90)

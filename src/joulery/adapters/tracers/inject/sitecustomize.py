@@ -18,7 +18,7 @@ _PACKAGE = "joulery.adapters.tracers.inject"
 SETTINGS = "JOULERY_TRACE"
 _RECORDERS = {
     "torch": (
-        *("loaded", "cycles", "module_names", "awaited_import", "compiled", "compiled_calls", "hidden_steps", "native"),
+        *("loaded", "cycles", "module_names", "awaited_import", "compiled", "unhooked_calls", "hidden_steps", "native"),
         "step_kinds",
         "torch_recorder",
     ),

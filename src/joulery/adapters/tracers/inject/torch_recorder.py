@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from joulery.adapters.tracers.inject.compiled import CompiledCode
-from joulery.adapters.tracers.inject.compiled_calls import CompiledCalls
 from joulery.adapters.tracers.inject.cycles import EVALUATION, OTHER, TRAINING, Cycles
 from joulery.adapters.tracers.inject.hidden_steps import HiddenSteps
 from joulery.adapters.tracers.inject.module_names import ModuleNames
 from joulery.adapters.tracers.inject.native import exit_at_once, without_lines
 from joulery.adapters.tracers.inject.step_kinds import Evaluations, OptimizerTurns
+from joulery.adapters.tracers.inject.unhooked_calls import UnhookedCalls
 
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8
@@ -60,7 +60,7 @@ class TorchRecorder(Cycles):
         super().__init__("torch", folder, skip, warmup, active, repeat)
         self._names = ModuleNames()
         self._compiled = CompiledCode(self._new_range, self._caller, self._named)
-        self._compiled_calls: CompiledCalls | None = None
+        self._unhooked: UnhookedCalls | None = None
         self._hidden_steps: HiddenSteps | None = None
         self._local = threading.local()
         self._handles: list[Any] = []
@@ -118,7 +118,7 @@ class TorchRecorder(Cycles):
             optimizers.register_optimizer_step_post_hook(stepped),
         ]
         self._hide_hooks(modules)
-        self._compiled_calls = CompiledCalls(modules.Module, compiling, before, after)
+        self._unhooked = UnhookedCalls(modules.Module, compiling, before, after)
         self._hidden_steps = HiddenSteps(self._torch.optim, compiling, stepped, self._range_while_recording)
         self._know_optimizers(optimizers.Optimizer)
         self._compiled.install()
@@ -460,8 +460,8 @@ class TorchRecorder(Cycles):
         """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
         super()._retire()
         self._compiled.stop()
-        if self._compiled_calls is not None:
-            self._compiled_calls.stop()
+        if self._unhooked is not None:
+            self._unhooked.stop()
         if self._hidden_steps is not None:
             self._hidden_steps.stop()
         self._loaded.stop()

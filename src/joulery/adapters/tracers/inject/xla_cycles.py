@@ -6,9 +6,11 @@ it is the first of those, and calls of others (initialisation, augmentation, an 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import threading
+import uuid
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,9 @@ class XlaCycles(Cycles):
         self._steps += partial and self._recording
         super()._end(partial=partial)
 
+    def _gpus(self) -> dict[str, str]:
+        return cuda_uuids()
+
     def _prepare(self) -> None:
         """XLA's profiler needs no time to settle."""
 
@@ -125,3 +130,22 @@ class XlaCycles(Cycles):
     @property
     def _draft(self) -> Path:
         return self._folder / f"{self._framework}-{self._pid}.draft"
+
+
+def cuda_uuids() -> dict[str, str]:
+    """UUID of each GPU that this process may use, by the number it has here; empty if the process uses none.
+
+    The frameworks do not tell, so the driver is asked, if the process has loaded and started it.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        count, found = ctypes.c_int(), {}
+        if driver.cuDeviceGetCount(ctypes.byref(count)):
+            return {}
+        for number in range(count.value):
+            device, name = ctypes.c_int(), ctypes.create_string_buffer(16)
+            if driver.cuDeviceGet(ctypes.byref(device), number) == 0 and driver.cuDeviceGetUuid_v2(name, device) == 0:
+                found[f"GPU:{number}"] = str(uuid.UUID(bytes=name.raw))
+        return found
+    except (AttributeError, OSError):
+        return {}

@@ -17,6 +17,7 @@ import numpy as np
 
 from joulery.adapters.tracers.kineto.autograd import node_paths
 from joulery.adapters.tracers.kineto.compiled import CompiledCall
+from joulery.adapters.tracers.kineto.graphs import GRAPH_LAUNCH, from_captures, from_code, replays
 from joulery.adapters.tracers.kineto.reader import (
     MODULE_RANGE,
     STACKED,
@@ -33,6 +34,7 @@ from joulery.adapters.tracers.kineto.regions import (
     PHASES,
     RECOMPUTE,
     Strings,
+    below,
     frames,
     module_path,
     name_regions,
@@ -46,13 +48,12 @@ HOST = "CPU"
 """Device of host threads: a trace does not say which socket a thread ran on."""
 
 GRAPH = "<CUDA graph>"
-"""Component for the kernels of a captured graph: one launch for all of them, so no operation of theirs is known."""
+"""Component for the kernels of a replayed graph whose operations are not known: one call launches all of them."""
 
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 """Range in which a program waits for the next batch."""
 
 _WAITS = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize")
-_GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul"})
 
 
@@ -219,7 +220,7 @@ def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, Strings, set[str]]:
 def _leaf(kind: EventKind, name: str) -> str:
     """Last component of the qualified name of an event."""
     if kind is EventKind.RUNTIME:
-        return WAIT if _WAITS.search(name) else GRAPH if _GRAPH_LAUNCH.search(name) else name
+        return WAIT if _WAITS.search(name) else GRAPH if GRAPH_LAUNCH.search(name) else name
     if kind is EventKind.RANGE and not COMPILED.search(name):
         return SELF
     return _op_name(name)
@@ -279,21 +280,24 @@ def _kernels(
 ) -> _Kernels:
     """Name each kernel after the operation that launched it; one without is named after itself."""
     row = np.flatnonzero(columns.kind == EventKind.KERNEL)
-    launch = _launches(columns, host, row)
+    whole = _launches(columns, host, row)
+    replayed = replays(columns, host, row, whole)
+    launch = from_captures(columns, host, row, whole, replayed)
     source = np.where(launch >= 0, launch, 0)
     op = np.where(launch >= 0, host.op[source], -1) if len(host.row) else np.full(len(row), -1)
-    graphs = np.array([bool(_GRAPH_LAUNCH.search(text)) for text in columns.names], np.bool_)
+    graphs = np.array([bool(GRAPH_LAUNCH.search(text)) for text in columns.names], np.bool_)
     names, back = np.unique(columns.name[row], return_inverse=True)
     own = np.array([leaves(_op_name(columns.names[n])) for n in names.tolist()], np.int64)[back]
     k_path, k_phase = np.full(len(row), paths(UNNAMED), np.int64), np.full(len(row), NOWHERE, np.int64)
     linked = launch >= 0
     k_path[linked], k_phase[linked] = path[source[linked]], phase[source[linked]]
     graph = linked & (graphs[columns.name[host.row[source]]] if len(host.row) else linked)
+    noted = _from_code(from_code(columns, row, replayed, compiled), graph, paths, leaves, k_path, own)
     # A kernel that compiled code launches has a name of its own, and so has each of a captured graph.
     bare = linked.copy()
     if len(host.row):
-        bare &= (host.composite[source] >= 0) & ((op < 0) | frames(host, compiled)[op])
-    named = (op >= 0) & ~bare & ~graph
+        bare &= (host.composite[source] >= 0) & ((op < 0) | frames(host, compiled)[op]) & ~noted
+    named = (op >= 0) & ~bare & ~graph & ~noted
     own[named] = leaf[op[named]]
     if len(host.row):
         inside = named & (host.composite[source] >= 0)
@@ -302,9 +306,35 @@ def _kernels(
         texts, labels = paths.all(), leaves.all()
         joined = [f"{texts[k_path[k]]}/{labels[label[source[k]]]}" for k in np.flatnonzero(inner).tolist()]
         k_path[inner] = np.array([paths(text) for text in joined], np.int64)
-    lost = int(np.count_nonzero(~linked))
-    notes = (f"{lost} of {len(row)} kernels, copies and fills have no launch in the trace",) if lost else ()
-    return _Kernels(row, k_path, own, k_phase, notes)
+    return _Kernels(row, k_path, own, k_phase, _kernel_notes(linked, graph))
+
+
+def _from_code(
+    found: Mapping[int, CompiledCall], graph: BoolArray, paths: Strings, leaves: Strings, path: IntArray, leaf: IntArray
+) -> BoolArray:
+    """Name kernels of replayed graphs by the generated code they are from, in place; which ones, bool[k]."""
+    noted, texts = np.zeros(len(graph), np.bool_), paths.all()
+    for kernel, call in found.items():
+        if graph[kernel] and call.module is not None:
+            path[kernel] = paths(below(texts[path[kernel]], call.module))
+            leaf[kernel] = leaves(_op_name(call.leaf))
+            noted[kernel] = True
+    graph &= ~noted
+    return noted
+
+
+def _kernel_notes(linked: BoolArray, graph: BoolArray) -> tuple[str, ...]:
+    """How many kernels have no launch, or were launched with a graph of which nothing is known."""
+    lost, whole = int(np.count_nonzero(~linked)), int(np.count_nonzero(graph))
+    notes = []
+    if lost:
+        notes.append(f"{lost} of {len(linked)} kernels, copies and fills have no launch in the trace")
+    if whole:
+        notes.append(
+            f"{whole} of {len(linked)} kernels, copies and fills were launched with a CUDA graph that was captured "
+            f"before the trace began: below {GRAPH}"
+        )
+    return tuple(notes)
 
 
 def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
@@ -312,6 +342,7 @@ def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
     host = Host.of(columns)
     row = np.flatnonzero(columns.kind == EventKind.KERNEL)
     launch = _launches(columns, host, row)
+    launch = from_captures(columns, host, row, launch, replays(columns, host, row, launch))
     linked = launch >= 0
     linked[linked] = host.op[launch[linked]] >= 0
     return int(columns.dur_ns[row].sum()), int(columns.dur_ns[row[linked]].sum())

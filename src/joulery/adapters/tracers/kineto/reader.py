@@ -86,6 +86,7 @@ class KinetoColumns:
         fwd: Autograd's number of the forward thread, on nodes of the backward pass, int64[n].
         correlation: Links a kernel to the call that launched it, int64[n].
         external: Links a kernel to the operation that was running, where no correlation does, int64[n].
+        graph, graph_node: Numbers of the CUDA graph and of the node that a kernel belongs to, int64[n].
         flow_lane, flow_ns: Ends of the forward-backward arrows, as (tail, head) rows, int64[f, 2].
         source: Where an operation says itself that it was called, index into ``sources``, int64[n].
         sources: Paths, and whether they are of modules; else they are of functions.
@@ -104,6 +105,8 @@ class KinetoColumns:
     fwd: IntArray
     correlation: IntArray
     external: IntArray
+    graph: IntArray
+    graph_node: IntArray
     flow_lane: IntArray
     flow_ns: IntArray
     source: IntArray
@@ -128,6 +131,8 @@ class _Rows:
     fwd: list[Any] = field(default_factory=list)
     correlation: list[Any] = field(default_factory=list)
     external: list[Any] = field(default_factory=list)
+    graph: list[Any] = field(default_factory=list)
+    graph_node: list[Any] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
     flows: list[tuple[int, int, int, int]] = field(default_factory=list)
 
@@ -153,7 +158,8 @@ class _Collector:
         if rows.kind:
             at = np.array(rows.stamp, np.int64)
             columns = [rows.kind, rows.name, rows.lane, start_ns[at], self._durations(rows.dur)]
-            columns += [_integers(values) for values in (rows.seq, rows.fwd, rows.correlation, rows.external)]
+            links = (rows.seq, rows.fwd, rows.correlation, rows.external, rows.graph, rows.graph_node)
+            columns += [_integers(values) for values in links]
             columns.append(rows.source)
             self.columns.append(np.stack([np.asarray(column, np.int64) for column in columns]))
         if rows.flows:
@@ -196,6 +202,8 @@ class _Collector:
                 rows.fwd.append(args.get("Fwd thread id", _NONE))
                 rows.correlation.append(args.get("correlation", _NONE))
                 rows.external.append(args.get("External id", args.get("external id", _NONE)))
+                rows.graph.append(args.get("graph id", _NONE))
+                rows.graph_node.append(args.get("graph node id", _NONE))
                 rows.source.append(self._source(args) if WHERE & args.keys() else _NONE)
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(
@@ -225,8 +233,8 @@ class _Collector:
 
     def finish(self, base_ns: int) -> KinetoColumns:
         """All blocks together."""
-        table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((10, 0), np.int64)
-        kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external, source = table
+        table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((12, 0), np.int64)
+        kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external, graph, graph_node, source = table
         ranges = [at for text, at in self.names.items() if text.startswith((MODULE_RANGE, DISTRIBUTED))]
         kind = np.where((kind == EventKind.OP) & np.isin(name, ranges), int(EventKind.RANGE), kind)
         calls = [at for text, at in self.names.items() if text.startswith(CALL)]
@@ -244,6 +252,8 @@ class _Collector:
             fwd=fwd,
             correlation=correlation,
             external=external,
+            graph=graph,
+            graph_node=graph_node,
             flow_lane=np.stack([tails[:, 0], heads[:, 0]], axis=1),
             flow_ns=np.stack([tails[:, 1], heads[:, 1]], axis=1) + base_ns,
             source=source,

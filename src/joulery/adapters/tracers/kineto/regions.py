@@ -117,7 +117,7 @@ def _name_calls(
     found = [compiled.get(host.columns.names[name]) for name in pairs[1].tolist()]
     known = np.array([entry is not None for entry in found], np.bool_)[back.ravel()]
     table = [
-        paths(_below(texts[base], entry.module if entry is not None else None))
+        paths(below(texts[base], entry.module if entry is not None else None))
         for base, entry in zip(pairs[0].tolist(), found, strict=True)
     ]
     kernels = [leaves(entry.leaf if entry is not None else "") for entry in found]
@@ -131,7 +131,7 @@ def _name_calls(
     kept[rows[rows == call]] = (known & ~speaks[rows])[rows == call]
 
 
-def _below(base: str, module: str | None) -> str:
+def below(base: str, module: str | None) -> str:
     """Path of a module of a compiled region: its own, or below the module that called the region."""
     if not module or module == ".":
         return base

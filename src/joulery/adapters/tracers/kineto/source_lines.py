@@ -11,7 +11,7 @@ import numpy as np
 
 from joulery.adapters.tracers.kineto.reader import EventKind
 from joulery.adapters.tracers.kineto.regions import Strings
-from joulery.adapters.tracers.kineto.stacks import Host
+from joulery.adapters.tracers.kineto.stacks import Host, nearest
 from joulery.adapters.tracers.source_names import called_below, frame_component
 from joulery.domain.arrays import BoolArray, IntArray
 from joulery.domain.trace.nesting import nesting
@@ -21,7 +21,7 @@ NOWHERE = -1
 
 def name_sources(host: Host, paths: Strings, path: IntArray, in_module: BoolArray) -> None:
     """Name the host rows by where they were called, in place: what is in no module by functions, what is in a scripted
-    module by its parts.
+    module by its parts. What says nothing itself (a launch) was called where the operation around it was.
 
     Args:
         host: Host rows.
@@ -33,17 +33,19 @@ def name_sources(host: Host, paths: Strings, path: IntArray, in_module: BoolArra
     if (columns.kind == EventKind.FRAME).any():
         found = _framed(host, paths)
         path[~in_module & (found >= 0)] = found[~in_module & (found >= 0)]
-    at = np.flatnonzero(columns.source[host.row] >= 0)
+    says = nearest(columns.source[host.row] >= 0, host.parent)
+    at = np.flatnonzero(says >= 0)
     if not len(at):
         return
-    inner = np.array([modules for _, modules in columns.sources], np.bool_)[columns.source[host.row[at]]]
+    source = columns.source[host.row[says]]
+    inner = np.array([modules for _, modules in columns.sources], np.bool_)[source[at]]
     at = at[inner | ~in_module[at]]
     base = np.where(in_module[at], path[at], NOWHERE)
-    pairs, back = np.unique(np.stack([base, columns.source[host.row[at]]]), axis=1, return_inverse=True)
+    pairs, back = np.unique(np.stack([base, source[at]]), axis=1, return_inverse=True)
     texts = paths.all()
     table = [
-        paths("/".join([*([texts[above]] if above >= 0 else []), columns.sources[source][0]]))
-        for above, source in pairs.T.tolist()
+        paths("/".join([*([texts[above]] if above >= 0 else []), columns.sources[each][0]]))
+        for above, each in pairs.T.tolist()
     ]
     path[at] = np.array(table, np.int64)[back.ravel()]
 

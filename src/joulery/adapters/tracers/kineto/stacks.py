@@ -72,21 +72,21 @@ class Host:
         optimizer = named(OPTIMIZER_RANGE, EventKind.RANGE)
         compiled = named(COMPILED, EventKind.RANGE, EventKind.OP)
         user = (kind == EventKind.RANGE) & ~module & ~optimizer & ~compiled & ~named(STEP_RANGE, EventKind.RANGE)
-        inner = _nearest(compiled, stacks.parent)
+        inner = nearest(compiled, stacks.parent)
         above = np.where(stacks.parent >= 0, inner[stacks.parent], -1)
         host = cls(
             columns,
             row,
             stacks.parent,
             rank,
-            _nearest(module, stacks.parent),
-            _nearest(named(re.compile(f"^{NODE}"), EventKind.OP), stacks.parent),
-            _nearest(optimizer, stacks.parent),
-            _nearest(user, stacks.parent),
-            _nearest(compiled & (above < 0), stacks.parent),
-            _nearest(named(re.compile(f"^{re.escape(CALL)}"), EventKind.OP), stacks.parent),
-            _nearest(kind == EventKind.OP, stacks.parent),
-            _nearest((kind == EventKind.OP) & (columns.seq[row] >= 0), stacks.parent),
+            nearest(module, stacks.parent),
+            nearest(named(re.compile(f"^{NODE}"), EventKind.OP), stacks.parent),
+            nearest(optimizer, stacks.parent),
+            nearest(user, stacks.parent),
+            nearest(compiled & (above < 0), stacks.parent),
+            nearest(named(re.compile(f"^{re.escape(CALL)}"), EventKind.OP), stacks.parent),
+            nearest(kind == EventKind.OP, stacks.parent),
+            nearest((kind == EventKind.OP) & (columns.seq[row] >= 0), stacks.parent),
         )
         crossing = int(np.count_nonzero(stacks.crossing))
         if crossing:
@@ -103,7 +103,7 @@ class Host:
         return np.asarray((one >= 0) & (ranks[one] > ranks[other]), np.bool_)
 
 
-def _nearest(marked: BoolArray, parent: IntArray) -> IntArray:
+def nearest(marked: BoolArray, parent: IntArray) -> IntArray:
     """Innermost marked event around each one, itself included; -1 where there is none."""
     count = len(parent)
     jump = np.append(np.where(marked, np.arange(count), np.where(parent >= 0, parent, count)), count)

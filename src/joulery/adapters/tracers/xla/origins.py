@@ -21,11 +21,17 @@ from joulery.adapters.tracers.xla.protobuf import fields, number, packed, sub, t
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _LINE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)" source_line=(\d+)')
+_OPCODE = re.compile(r"(?:^|[ )}])([a-z][\w-]*)\(")
 _CALLED = re.compile(r"\b(?:calls|body|condition|to_apply)=%?([\w.\-]+)")
 _WORD = re.compile(r"[\w.\-]+")
 _ROW = re.compile(r"(\w+)=(\d+)")
 _PASSED_ON = ("parameter", "constant", "tuple", "get-tuple-element")
 """Operations whose name is that of a value, not of work."""
+_NO_WORK = (
+    *(*_PASSED_ON, "bitcast", "after-all", "partition-id", "replica-id", "opt-barrier"),
+    *("call", "while", "conditional"),
+)
+"""Operations that a GPU does nothing for, but for the instructions of what they call."""
 _ROUNDS = 8
 """How many added instructions in a row are followed to an operation."""
 
@@ -45,6 +51,8 @@ class Origin(NamedTuple):
 
 
 Origins = Mapping[tuple[str, str], Origin]
+Sequences = Mapping[str, list[list[str]]]
+"""Names of the instructions that do work, in the order of their schedule, of each computation of each module."""
 
 
 @dataclass(slots=True)
@@ -59,7 +67,7 @@ class _Instruction:
 
 
 @dataclass(slots=True)
-class _Program:
+class Program:
     """A module: its computations, and the distinct functions on the way to its operations."""
 
     name: str
@@ -88,6 +96,13 @@ class _Program:
         return {(self.name, ""): Origin("", "/".join(parts))} | {
             (self.name, name): origin for name, origin in known.items()
         }
+
+    def sequences(self) -> list[list[str]]:
+        """The instructions that do work, of each computation, as they are scheduled."""
+        return [
+            [each.name for each in instructions if each.opcode not in _NO_WORK]
+            for instructions in self.computations.values()
+        ]
 
     def _serve(self, instructions: list[_Instruction], known: dict[str, Origin], caller: _Instruction | None) -> None:
         """Give added instructions the origin of what they serve, in place."""
@@ -136,14 +151,16 @@ def _word(name: str) -> str:
 
 
 def origins_in_text(program: str) -> dict[tuple[str, str], Origin]:
-    """Origins by (module, instruction) of programs in HLO text; several may follow one another."""
-    found: dict[tuple[str, str], Origin] = {}
-    for module in hlo_modules(program):
-        found |= _of_text(module).origins()
-    return found
+    """Origins by (module, instruction) of programs in HLO text."""
+    return {key: origin for each in programs_in_text(program) for key, origin in each.origins().items()}
 
 
-def _of_text(module: HloModule) -> _Program:
+def programs_in_text(program: str) -> list[Program]:
+    """Programs in HLO text; several may follow one another."""
+    return [_of_text(module) for module in hlo_modules(program)]
+
+
+def _of_text(module: HloModule) -> Program:
     frames = _frames_of_text(module.tables)
     computations: dict[str, list[_Instruction]] = {}
     for computation, instructions in module.computations.items():
@@ -156,7 +173,7 @@ def _of_text(module: HloModule) -> _Program:
             rows.append(
                 _Instruction(
                     each.name,
-                    next((opcode for opcode in _PASSED_ON if f" {opcode}(" in body), ""),
+                    opcode[1] if (opcode := _OPCODE.search(body)) else "",
                     op_name[1] if op_name else "",
                     place or (source_component(line[1], line[2], "") if line else ""),
                     each.root,
@@ -164,7 +181,7 @@ def _of_text(module: HloModule) -> _Program:
                     _CALLED.findall(body),
                 )
             )
-    return _Program(module.name, computations, _functions(module.tables.get("FunctionNames", ())))
+    return Program(module.name, computations, _functions(module.tables.get("FunctionNames", ())))
 
 
 def _frames_of_text(tables: Mapping[str, list[str]]) -> dict[int, str]:
@@ -198,33 +215,42 @@ def _functions(names: list[str] | tuple[str, ...]) -> set[str]:
     return {name.strip('"').rpartition(".")[2] for name in names}
 
 
-def origins_in_proto(program: memoryview) -> dict[tuple[str, str], Origin]:
-    """Origins by (module, instruction) of a serialised ``HloProto``.
+def programs_in_proto(program: memoryview) -> list[Program]:
+    """Programs of a serialised ``HloProto``.
 
     Raises:
         WireError: The bytes are no such message.
     """
-    found: dict[tuple[str, str], Origin] = {}
-    for tag, value in fields(program):
-        if tag == 1:
-            found |= _of_proto(sub(value)).origins()
-    return found
+    return [_of_proto(sub(value)) for tag, value in fields(program) if tag == 1]
 
 
-def _of_proto(message: memoryview) -> _Program:
+def _of_proto(message: memoryview) -> Program:
     name = ""
     parts: list[memoryview] = []
     index = memoryview(b"")
+    schedule: dict[int, list[int]] = {}
     for tag, value in fields(message):
         if tag == 1:
             name = text(value)
         elif tag == 3:
             parts.append(sub(value))
+        elif tag == 7:
+            schedule = _schedule(sub(value))
         elif tag == 17 and not isinstance(value, int):
             index = value
     functions, frames = _frames_of_proto(index)
-    computations = dict(_computation(part, frames) for part in parts)
-    return _Program(name, computations, _functions(functions))
+    computations = dict(_computation(part, frames, schedule) for part in parts)
+    return Program(name, computations, _functions(functions))
+
+
+def _schedule(message: memoryview) -> dict[int, list[int]]:
+    """Numbers of the instructions of each computation in the order in which they run."""
+    found: dict[int, list[int]] = {}
+    for tag, value in fields(message):
+        entry = dict(fields(sub(value))) if tag == 1 else {}
+        if isinstance(number_ := entry.get(1), int) and 2 in entry:
+            found[number_] = [each for key, ids in fields(sub(entry[2])) if key == 1 for each in packed(ids)]
+    return found
 
 
 def _frames_of_proto(index: memoryview) -> tuple[list[str], dict[int, str]]:
@@ -245,8 +271,10 @@ def _frames_of_proto(index: memoryview) -> tuple[list[str], dict[int, str]]:
     return functions, _frames(files, functions, places, frames)
 
 
-def _computation(message: memoryview, frames: Mapping[int, str]) -> tuple[str, list[_Instruction]]:
-    """Number of a computation as text, and its instructions."""
+def _computation(
+    message: memoryview, frames: Mapping[int, str], schedule: Mapping[int, list[int]]
+) -> tuple[str, list[_Instruction]]:
+    """Number of a computation as text, and its instructions, in the order of the schedule where there is one."""
     ident = root = -1
     rows: list[tuple[int, list[int], _Instruction]] = []
     for tag, value in fields(message):
@@ -260,7 +288,8 @@ def _computation(message: memoryview, frames: Mapping[int, str]) -> tuple[str, l
     for key, operands, each in rows:
         each.root = key == root
         each.operands = [names[operand] for operand in operands if operand in names]
-    return str(ident), [each for _, _, each in rows]
+    place = {key: at for at, key in enumerate(schedule.get(ident, ()))}
+    return str(ident), [each for _, _, each in sorted(rows, key=lambda row: place.get(row[0], -1))]
 
 
 def _instruction(message: memoryview, frames: Mapping[int, str]) -> tuple[int, list[int], _Instruction]:

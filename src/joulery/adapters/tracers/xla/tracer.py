@@ -16,8 +16,8 @@ from joulery.adapters.tracers.chrome import ChromeTrace
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
 from joulery.adapters.tracers.recordings import RecordingTracer
-from joulery.adapters.tracers.xla.origins import origins_in_text
-from joulery.adapters.tracers.xla.xplane import Event, XlaProfile, profile_trace, read_profile, xla_trace
+from joulery.adapters.tracers.xla.origins import programs_in_text
+from joulery.adapters.tracers.xla.xplane import STREAM, Event, XlaProfile, profile_trace, read_profile, xla_trace
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace
@@ -56,6 +56,7 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
     """
     trace = ChromeTrace(path)
     tracks: dict[Any, str] = {}
+    lines: dict[tuple[str, Any], str] = {}
     events: list[Event] = []
     event: Any = None
     try:
@@ -64,7 +65,11 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
                 args = event.get("args") or {}
                 if event.get("ph") == "M" and event.get("name") == "process_name":
                     tracks[event["pid"]] = str(args["name"])
-                if event.get("ph") == "X" and "hlo_op" in args:
+                elif event.get("ph") == "M" and event.get("name") == "thread_name":
+                    lines[str(event["pid"]), event["tid"]] = str(args["name"])
+                elif event.get("ph") == "X" and (
+                    "hlo_op" in args or _device(tracks.get(event["pid"], "")).startswith("GPU")
+                ):
                     lane = (str(event["pid"]), event["tid"])
                     begin, length = round(event["ts"] * 1e6), round(event["dur"] * 1e6)
                     events.append(
@@ -74,10 +79,12 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
         raise DataError(
             f"an event of the trace is malformed ({type(error).__name__} {error}): {str(event)[:200]}", file=str(path)
         ) from error
-    if not events:
+    streams = {process for (process, _), title in lines.items() if STREAM.match(title)}
+    events = [e for e in events if e.lane[0] not in streams or STREAM.match(lines.get(e.lane, ""))]
+    if not any("hlo_op" in e.stats for e in events):
         raise DataError("the trace holds no instruction of a compiled program (no event has hlo_op)", file=str(path))
     programs = known_programs(path, hlo)
-    return xla_trace(events, programs.origins, programs.start_ns)
+    return xla_trace(events, programs.origins, programs.start_ns, sequences=programs.sequences)
 
 
 def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
@@ -91,10 +98,11 @@ def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
         if ".pb" in file.suffixes or file.suffix == ".pb":
             profile = read_profile(file)
             found.origins |= profile.origins
+            found.sequences |= profile.sequences
             found.start_ns = profile.start_ns
         else:
             try:
-                found.origins |= origins_in_text(file.read_text(encoding="utf-8", errors="replace"))
+                found.learn(programs_in_text(file.read_text(encoding="utf-8", errors="replace")))
             except OSError as error:
                 raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
     return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 from joulery.adapters.tracers.chrome import open_stream
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.tf1 import gradient_scopes, phase
+from joulery.adapters.tracers.xla.graphs import from_graphs
 from joulery.adapters.tracers.xla.hlo import qualified_op
 from joulery.adapters.tracers.xla.launches import launch_places
-from joulery.adapters.tracers.xla.origins import Origin, Origins, origins_in_proto
+from joulery.adapters.tracers.xla.origins import Origin, Origins, Program, Sequences, programs_in_proto
 from joulery.adapters.tracers.xla.protobuf import WireError, fields, number, sub, text
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import UNNAMED, EventTrace, qualified
@@ -26,6 +28,8 @@ from joulery.domain.trace.events import UNNAMED, EventTrace, qualified
 PHASES = ("", "forward", "backward", "recompute", "optimizer")
 _ACCELERATOR = re.compile(r"^/device:(GPU|TPU):(\d+)")
 _OVERLAYS = re.compile(r"^(Steps|XLA Modules|XLA TraceMe|Framework Ops|Framework Name Scope|Source code|Async XLA Ops)")
+STREAM = re.compile(r"^Stream #")
+"""Titles of the lines of a GPU on which work is; all others of its plane repeat it."""
 _TF_NODE = re.compile(r"^([^:\s]+):(_?[A-Z]\w*)$")
 _KERAS = re.compile(r"^(adam|adamw|adamax|nadam|adagrad|adadelta|adafactor|rmsprop|sgd|ftrl|lion|lamb|muon)(_\d+)?$")
 """Scopes of Keras' optimizers; one that assigns no variable is a user's module of that name."""
@@ -55,11 +59,19 @@ class XlaProfile:
         start_ns: Unix nanoseconds all times count from; 0 when the profile does not say.
         events: Every event of every line that is not an overlay of others.
         origins: Where instructions come from, by (HLO module, instruction).
+        sequences: Instructions of each computation of a module, in order.
     """
 
     start_ns: int = 0
     events: list[Event] = field(default_factory=list)
     origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
+    sequences: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    def learn(self, programs: Iterable[Program]) -> None:
+        """Add what programs say."""
+        for program in programs:
+            self.origins |= program.origins()
+            self.sequences[program.name] = program.sequences()
 
 
 def read_xplane(path: Path) -> EventTrace:
@@ -77,9 +89,10 @@ def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
     Raises:
         DataError: It holds no operation.
     """
-    jax = [event for event in profile.events if "hlo_op" in event.stats]
-    if jax:
-        return xla_trace(jax, profile.origins, profile.start_ns, launch_places(profile.events, profile.origins))
+    if any("hlo_op" in event.stats for event in profile.events):
+        jax = [event for event in profile.events if "hlo_op" in event.stats or event.device.startswith("GPU")]
+        launched = launch_places(profile.events, profile.origins)
+        return xla_trace(jax, profile.origins, profile.start_ns, launched, profile.sequences)
     nodes = [(event, match) for event in profile.events if (match := _TF_NODE.match(_node(event)))]
     if not nodes:
         raise DataError(
@@ -115,54 +128,76 @@ def _node(event: Event) -> str:
 
 
 def xla_trace(
-    events: list[Event], origins: Origins, start_ns: int, launched: Mapping[tuple[str, object], str] | None = None
+    events: list[Event],
+    origins: Origins,
+    start_ns: int,
+    launched: Mapping[tuple[str, object], str] | None = None,
+    sequences: Sequences | None = None,
 ) -> EventTrace:
     """Events of compiled programs, named by the source operation of their instruction.
 
     Args:
-        events: Runs of instructions.
+        events: Runs of instructions, and all work of GPUs.
         origins: Where instructions come from.
         start_ns: Unix nanoseconds that the events count from; 0 where it is not known.
         launched: Functions that launched a run, by (HLO module, run), where the program does not say.
+        sequences: Instructions of each computation, in order: for kernels that a CUDA graph launched.
     """
-    names, phases, lost, added, nowhere = [], [], 0, 0, 0
+    names, phases, counts = [], [], Counter[str]()
     modules = {module for module, _ in origins}
+    in_graphs = from_graphs(events, origins, sequences or {})
     known: dict[tuple[Origin, str], tuple[str, str]] = {}
-    for event in events:
-        key = (str(event.stats.get("hlo_module", "")), str(event.stats["hlo_op"]))
-        short = key[0].partition("(")[0]
-        origin = origins.get(key) or origins.get((short, key[1]))
+    for at, event in enumerate(events):
+        module, op = str(event.stats.get("hlo_module", "")), str(event.stats.get("hlo_op", ""))
+        short = module.partition("(")[0]
+        if at in in_graphs:
+            origin = in_graphs[at] or _annotated(event, whole=True)
+        else:
+            origin = origins.get((module, op)) or origins.get((short, op)) or _annotated(event)
         by = (launched or {}).get((short, event.stats.get("run_id")), "")
         if origin is None:
-            inside = not modules.isdisjoint((short, key[0]))
-            nowhere, lost = nowhere + inside, lost + (not inside)
-            names.append(f"{by}/{_NUMBER.sub('', key[1])}" if by else qualified(UNNAMED, key[1]))
+            counts["of no operation" if not modules.isdisjoint((short, module)) else "unknown" if op else ""] += 1
+            names.append(f"{by}/{_NUMBER.sub('', op)}" if by else qualified(UNNAMED, op or event.name))
             phases.append("")
             continue
         origin = origin if origin.place or not by else origin._replace(place=by)
-        added += origin.added
-        own = _NUMBER.sub("", key[1]) if origin.added else ""
+        counts["in graphs" if at in in_graphs else "added" if origin.added else ""] += 1
+        own = (event.name if at in in_graphs else _NUMBER.sub("", op)) if origin.added else ""
         if (origin, own) not in known:
             name, when = qualified_op(origin.op_name, origin.place)
-            known[origin, own] = (f"{name.rpartition('/')[0]}/{own}" if own else name), when
+            known[origin, own] = (f"{name.rpartition('/')[0]}/{qualified(own)}" if own else name), when
         name, when = known[origin, own]
         names.append(name)
         phases.append("" if by else when)  # a primitive does not know which pass launched it
-    notes = []
-    if added:
-        notes.append(
-            f"{added} of {len(events)} events run instructions that the compiler added: named after the operation "
-            "that they serve"
-        )
-    if nowhere:
-        notes.append(f"{nowhere} of {len(events)} events run instructions that the compiler added, of no operation")
-    if lost:
-        notes.append(
-            f"{lost} of {len(events)} events run instructions without op_name: give the compiled program with --hlo"
-        )
+    return trace_of(events, names, phases, start_ns, _notes(counts, len(events), start_ns))
+
+
+def _annotated(event: Event, *, whole: bool = False) -> Origin | None:
+    """Source operation that a GPU's profile states beside a kernel: what the whole module shares, and the rest.
+
+    Args:
+        event: The kernel.
+        whole: It states what all kernels of a graph share.
+    """
+    name = str(event.stats.get("name") or "")
+    stated = "/".join(filter(None, (str(event.stats.get("prefix") or ""), name)))
+    if whole:
+        return Origin(f"{stated}/", added=True) if stated else None
+    return Origin(stated) if name else None
+
+
+def _notes(counts: Mapping[str, int], total: int, start_ns: int) -> list[str]:
+    """What the names of a trace do not say."""
+    texts = {
+        "added": "run instructions that the compiler added: named after the operation that they serve",
+        "in graphs": "were launched with a CUDA graph: named by the names and the order of its kernels",
+        "of no operation": "run instructions that the compiler added, of no operation",
+        "unknown": "run instructions without op_name: give the compiled program with --hlo",
+    }
+    notes = [f"{counts[kind]} of {total} events {text}" for kind, text in texts.items() if counts.get(kind)]
     if not start_ns:
         notes.append("the trace does not say when it began: its times count from its start")
-    return trace_of(events, names, phases, start_ns, notes)
+    return notes
 
 
 def trace_of(
@@ -234,11 +269,14 @@ def _plane(message: memoryview, profile: XlaProfile) -> None:
     if name == "/host:metadata":
         for entry in kinds.values():
             for program in _programs(entry, stat_names):
-                profile.origins |= origins_in_proto(program)
+                profile.learn(programs_in_proto(program))
     match = _ACCELERATOR.match(name)
     device = f"{match[1]}:{match[2]}" if match else HOST
-    for index, line in enumerate(lines):
-        profile.events += _line(line, (name, index), device, names, stat_names)
+    titles = [next((text(value) for tag, value in fields(line) if tag == 2), "") for line in lines]
+    streams = device.startswith("GPU") and any(STREAM.match(title) for title in titles)
+    for index, (line, title) in enumerate(zip(lines, titles, strict=True)):
+        if STREAM.match(title) if streams else not _OVERLAYS.match(title):
+            profile.events += _line(line, (name, index), device, names, stat_names)
 
 
 def _programs(entry: memoryview, stat_names: dict[int, str]) -> Iterator[memoryview]:
@@ -253,17 +291,13 @@ def _programs(entry: memoryview, stat_names: dict[int, str]) -> Iterator[memoryv
 def _line(
     message: memoryview, lane: tuple[str, int], device: str, names: dict[int, str], stat_names: dict[int, str]
 ) -> list[Event]:
-    title, base_ns = "", 0
+    base_ns = 0
     events: list[memoryview] = []
     for tag, value in fields(message):
-        if tag == 2:
-            title = text(value)
-        elif tag == 3:
+        if tag == 3:
             base_ns = number(value)
         elif tag == 4:
             events.append(sub(value))
-    if _OVERLAYS.match(title):
-        return []
     return [_event(event, base_ns, lane, device, names, stat_names) for event in events]
 
 

@@ -179,7 +179,7 @@ def bars_svg(footprint: TensorFootprint, *, top: int = 10, width: int = 1080) ->
         phase = footprint.phase[at] if footprint.phase[at] in PHASES else "other"
         length = room * float(energy[at]) / most if most > 0 else 0.0
         share = percent(float(energy[at]) / attributed) if attributed > 0 else ""
-        watts = f"{si(shared_w[at], 'W')} shared, {si(device_w[at], 'W')} of the device"
+        watts = f"{si(shared_w[at], 'W')} shared, {si(device_w[at], 'W')} of the run"
         words = f"{si(float(energy[at]), 'J')}  {share}  ·  {watts}  ·  {footprint.phase[at] or 'other'}"
         parts.append(
             tag(
