@@ -29,6 +29,7 @@ from joulery.policies.training.queues import (
     in_levels,
     lesser_kg,
     oldest_first,
+    oldest_gpus,
     uppermost,
 )
 from joulery.policies.training.service_order import first_come, length_scv
@@ -81,7 +82,8 @@ class Green:
             among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
             every gram.
         oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
-            those that footprints put last end during a rush instead of all together after it; 0 for none.
+            those that footprints put last end during a rush instead of all together after it; 0 for none. More where
+            jobs are wide (:func:`~joulery.policies.training.queues.oldest_gpus`).
         oldest_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
         progress_after_s: A job that has run for this long and reports progress counts for a quarter of the carbon it
             has still to cause, where that is less than what it has caused; among jobs of the highest level the one with
@@ -203,15 +205,20 @@ class Green:
         upper = [row for row in ranked if jobs[number[row]].upper]
         lower = [row for row in ranked if not jobs[number[row]].upper]
         first, in_order = _first(wait.due, view), self._first_come(state, view)
+        least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
+        oldest, wide = oldest_gpus(self.oldest_share, view.gpus, least)
         if in_order:
             run, jobs, rest = fill_in_order(view, jobs, first, ranked)
         else:
-            run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
+            order = self._ranked(lower, jobs, view, oldest, wide)
+            run, jobs, rest = fill(view, jobs, first, upper, order, self.theta, blocking=not wide)
         newcomers = {kind: widths.newcomer(kind, view.gpus).gpus for kind in widths.profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
             reason += "; in order of submission, jobs are of similar lengths"
+        elif wide:
+            reason += f"; the oldest first on {oldest} GPUs, for some jobs are wide"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
@@ -345,8 +352,11 @@ class Green:
                 jobs[number[row]] = replace(known, gpus=wide)
                 room -= wide - running
 
-    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView) -> list[int]:
-        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
+    def _ranked(
+        self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, oldest: int, whole: bool
+    ) -> list[int]:
+        """The lower queue, first to run first: the oldest on so many GPUs, as :func:`oldest_first` chooses them, then
+        by ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
             return []
         index = np.asarray(rows, np.int64)
@@ -362,7 +372,7 @@ class Green:
         order = np.lexsort((view.job[index], among_equals, priority, patient))
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
         age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
-        old = oldest_first(age_s, counted, view.submit_s[index], wants, int(self.oldest_share * view.gpus))
+        old = oldest_first(age_s, counted, view.submit_s[index], wants, oldest, whole=whole)
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:

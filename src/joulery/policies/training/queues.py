@@ -14,6 +14,8 @@ from joulery.policies.training.allocation import ClusterView
 _BLOCKING_ROUNDS = 3
 _LEVEL_RATIO = 4.0
 _LEFT_WEIGHT = 0.25
+_WIDEST = 2
+_AVERAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,13 @@ def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolAr
 
 
 def oldest_first(
-    age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
+    age_s: FloatArray,
+    counted_kg: FloatArray,
+    submit_s: FloatArray,
+    wants: Sequence[int],
+    gpus: int,
+    *,
+    whole: bool = False,
 ) -> dict[int, None]:
     """Which jobs go before all others for their age: the oldest, as many as fit.
 
@@ -107,17 +115,38 @@ def oldest_first(
         submit_s: float64[n].
         wants: GPUs of each; 0 for a job that may not be one of them.
         gpus: How many GPUs they may have in all; a job that does not fit is passed over.
+        whole: The first job that does not fit is one of them all the same, and the last.
 
     Returns:
         Positions, first to run first, as keys.
     """
     chosen: dict[int, None] = {}
     for at in np.lexsort((submit_s, counted_kg, -age_s)).tolist() if gpus else ():
-        if 0 < wants[at] <= gpus:
+        if wants[at] > 0 and (whole or wants[at] <= gpus):
             chosen[at], gpus = None, gpus - wants[at]
-        if not gpus:
+        if gpus <= 0:
             break
     return chosen
+
+
+def oldest_gpus(share: float, gpus: int, least: Sequence[int]) -> tuple[int, bool]:
+    """How many GPUs go to the oldest jobs first.
+
+    Their share; or what several average jobs need, where jobs need different numbers of GPUs and the share does not
+    hold two of the widest. Footprints alone put the widest last: it would never find room behind the others.
+
+    Args:
+        share: Of the GPUs; 0 for none.
+        gpus: Of the cluster.
+        least: Fewest GPUs that each job can use.
+
+    Returns:
+        How many, and whether jobs are wide: the last of the oldest then gets all it needs, even beyond these.
+    """
+    plain, widest = int(share * gpus), max(least, default=0)
+    if share == 0 or _WIDEST * widest <= plain or widest == min(least, default=0):
+        return plain, False
+    return min(max(plain, _AVERAGE * sum(least) // len(least)), gpus), True
 
 
 def fill(
@@ -127,12 +156,13 @@ def fill(
     upper: Sequence[int],
     lower: Sequence[int],
     theta: float,
+    blocking: bool = True,
 ) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
     """Hand out GPUs: to those that go first, to the upper queue within its share, then to the lower one, then what is
     left to the upper queue.
 
     A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
-    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
+    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it, unless ``blocking`` is off.
 
     Returns:
         GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs.
@@ -171,7 +201,7 @@ def fill(
         left.append(row)
         if want > 1:
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+            blocked = blocking and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
     return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
 
 
