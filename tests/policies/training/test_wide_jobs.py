@@ -5,15 +5,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from joulery.policies.training.green import Green
+from joulery.policies.training.green import Green, ServiceOrder
 from joulery.policies.training.queues import oldest_gpus
 from tests.policies.training.test_green import view
 
 crowds = st.tuples(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=25), st.integers(0, 2**32 - 1))
 
 
-@given(crowds, st.sampled_from([16, 24, 64]))
-def test_the_oldest_job_runs_and_no_job_waits_that_would_fit(crowd: tuple[list[int], int], gpus: int) -> None:
+@given(crowds, st.sampled_from([16, 24, 64]), st.sampled_from(["service", "first-come"]))
+def test_the_oldest_job_runs_and_no_job_waits_that_would_fit(
+    crowd: tuple[list[int], int], gpus: int, order: ServiceOrder
+) -> None:
     widths, seed = np.array(crowd[0]), crowd[1]
     assume(widths.min() < widths.max() and 2 * widths.max() > gpus // 4)
     rng = np.random.default_rng(seed)
@@ -21,7 +23,7 @@ def test_the_oldest_job_runs_and_no_job_waits_that_would_fit(crowd: tuple[list[i
     for at in rng.permutation(len(widths)):
         if running.sum() + widths[at] <= gpus and rng.random() < 0.7:
             running[at] = widths[at]
-    policy = Green(order="service")
+    policy = Green(order=order)
     state = policy.initial()
     for turn in range(6):
         seen = view(

@@ -208,7 +208,8 @@ class Green:
         least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
         oldest, wide = oldest_gpus(self.oldest_share, view.gpus, least)
         if in_order:
-            run, jobs, rest = fill_in_order(view, jobs, first, ranked)
+            old = self._oldest(lower, jobs, view, oldest) if wide else ()
+            run, jobs, rest = fill_in_order(view, jobs, first, ranked, old)
         else:
             order = self._ranked(lower, jobs, view, oldest, wide)
             run, jobs, rest = fill(view, jobs, first, upper, order, self.theta, blocking=not wide)
@@ -217,7 +218,7 @@ class Green:
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
             reason += "; in order of submission, jobs are of similar lengths"
-        elif wide:
+        if wide:
             reason += f"; the oldest first on {oldest} GPUs, for some jobs are wide"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
@@ -374,6 +375,19 @@ class Green:
         age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
         old = oldest_first(age_s, counted, view.submit_s[index], wants, oldest, whole=whole)
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
+
+    def _oldest(
+        self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, gpus: int
+    ) -> frozenset[int]:
+        """The oldest jobs that run, or have waited long enough to take GPUs from one that does: on so many GPUs, the
+        last of them whole."""
+        index = np.asarray(rows, np.int64)
+        waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
+        may = (view.running[index] > 0) | (waited_s >= self.preempt_after_s)
+        wants = [jobs[job].gpus if ok else 0 for job, ok in zip(view.job[index].tolist(), may.tolist(), strict=True)]
+        age_s = view.now_s - view.submit_s[index]
+        chosen = oldest_first(age_s, np.zeros(len(rows)), view.submit_s[index], wants, gpus, whole=True)
+        return frozenset(rows[at] for at in chosen)
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
         """The counted footprint of each ranked job, and the order among equals, least first: by submission; in the

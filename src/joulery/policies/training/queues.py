@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -206,18 +206,24 @@ def fill(
 
 
 def fill_in_order(
-    view: ClusterView, jobs: dict[int, TrackedJob], first: Mapping[int, int], rows: Sequence[int]
+    view: ClusterView,
+    jobs: dict[int, TrackedJob],
+    first: Mapping[int, int],
+    rows: Sequence[int],
+    oldest: Collection[int],
 ) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
     """Hand out GPUs in the order of submission.
 
-    Those that go first come first, then running jobs with what they have, then waiting ones. What is left goes to
-    running ones that grow, if none waits.
+    Those that go first come first, then the oldest, running jobs with what they have, and waiting ones. What is left
+    goes to running ones that grow, if none waits.
 
     Args:
         view: The cluster.
         jobs: The jobs with their targets.
         first: GPUs of those that go first.
         rows: Of the view, the others, in order of submission.
+        oldest: Those of the rows that go before running ones; none where no job is wide, and a job that was skipped
+            for ``_BLOCKING_ROUNDS`` rounds then blocks those that wait behind it.
 
     Returns:
         As :func:`fill`. No running job stops while it fits.
@@ -226,8 +232,8 @@ def fill_in_order(
     run: dict[int, int] = dict(first)
     free, blocked = view.gpus - sum(run.values()), False
     left: list[int] = []
-    # A stable sort: both halves stay in order of submission.
-    for row in sorted(rows, key=lambda row: running[row] == 0):
+    # A stable sort: each part stays in order of submission.
+    for row in sorted(rows, key=lambda row: 0 if row in oldest else 1 if running[row] else 2):
         job = number[row]
         want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
         if not blocked and want <= free:
@@ -237,7 +243,7 @@ def fill_in_order(
         left.append(row)
         if want > 1:
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+            blocked = not oldest and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
     for row in rows:
         job = number[row]
         more = jobs[job].gpus - run.get(job, jobs[job].gpus)
