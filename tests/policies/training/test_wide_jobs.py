@@ -1,5 +1,7 @@
 """Jobs that need different numbers of GPUs, some of them many: the oldest goes first, and no GPU idles for it."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -38,6 +40,17 @@ def test_the_oldest_job_runs_and_no_job_waits_that_would_fit(
         free = gpus - sum(run.values())
         assert free >= 0 and all(widths[job] > free for job in range(len(widths)) if job not in run)
         running = np.array([run.get(job, 0) for job in range(len(widths))])
+
+
+def test_of_jobs_that_came_at_once_none_takes_the_gpus_of_the_one_before_it() -> None:
+    widths = np.array([4, 8, 1, 1])
+    seen = view(
+        1e5, [4, 0, 1, 1], [1.0, math.nan, 1.0, 1.0], gpus=8, min_gpus=widths, max_gpus=widths, requested=widths,
+        submit_s=np.zeros(4), footprint_kg=np.array([9.0, 0.0, 1.0, 1.0]),
+    )  # fmt: skip
+    for order in ("service", "first-come"):
+        policy = Green(order=order)
+        assert set(policy.step(policy.initial(), seen).decisions[0].value.run) == {0, 2, 3}
 
 
 @pytest.mark.parametrize(

@@ -206,20 +206,20 @@ class Green:
         lower = [row for row in ranked if not jobs[number[row]].upper]
         first, in_order = _first(wait.due, view), self._first_come(state, view)
         least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
-        oldest, wide = oldest_gpus(self.oldest_share, view.gpus, least)
+        share, wide = oldest_gpus(self.oldest_share, view.gpus, least)
+        oldest = self._oldest(lower, jobs, view, share) if wide else ()
         if in_order:
-            old = self._oldest(lower, jobs, view, oldest) if wide else ()
-            run, jobs, rest = fill_in_order(view, jobs, first, ranked, old)
+            run, jobs, rest = fill_in_order(view, jobs, first, ranked, frozenset(oldest))
         else:
-            order = self._ranked(lower, jobs, view, oldest, wide)
-            run, jobs, rest = fill(view, jobs, first, upper, order, self.theta, blocking=not wide)
+            order = dict.fromkeys((*oldest, *self._ranked(lower, jobs, view, 0 if wide else share)))
+            run, jobs, rest = fill(view, jobs, first, upper, [*order], self.theta, blocking=not wide)
         newcomers = {kind: widths.newcomer(kind, view.gpus).gpus for kind in widths.profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
             reason += "; in order of submission, jobs are of similar lengths"
         if wide:
-            reason += f"; the oldest first on {oldest} GPUs, for some jobs are wide"
+            reason += f"; the oldest first on {share} GPUs, for some jobs are wide"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
@@ -353,11 +353,9 @@ class Green:
                 jobs[number[row]] = replace(known, gpus=wide)
                 room -= wide - running
 
-    def _ranked(
-        self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, oldest: int, whole: bool
-    ) -> list[int]:
-        """The lower queue, first to run first: the oldest on so many GPUs, as :func:`oldest_first` chooses them, then
-        by ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
+    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, share: int) -> list[int]:
+        """The lower queue, first to run first: the oldest on a share of the GPUs, then by ascending ``footprint /
+        degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
             return []
         index = np.asarray(rows, np.int64)
@@ -373,21 +371,23 @@ class Green:
         order = np.lexsort((view.job[index], among_equals, priority, patient))
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
         age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
-        old = oldest_first(age_s, counted, view.submit_s[index], wants, oldest, whole=whole)
+        old = oldest_first(age_s, counted, view.submit_s[index], wants, share)
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
 
     def _oldest(
         self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, gpus: int
-    ) -> frozenset[int]:
+    ) -> Sequence[int]:
         """The oldest jobs that run, or have waited long enough to take GPUs from one that does: on so many GPUs, the
-        last of them whole."""
-        index = np.asarray(rows, np.int64)
-        waited_s = view.now_s - view.submit_s[index] - view.executed_s[index]
-        may = (view.running[index] > 0) | (waited_s >= self.preempt_after_s)
-        wants = [jobs[job].gpus if ok else 0 for job, ok in zip(view.job[index].tolist(), may.tolist(), strict=True)]
-        age_s = view.now_s - view.submit_s[index]
-        chosen = oldest_first(age_s, np.zeros(len(rows)), view.submit_s[index], wants, gpus, whole=True)
-        return frozenset(rows[at] for at in chosen)
+        last of them whole. Of jobs that came at once the first goes first, or they would stop one another in turn."""
+        chosen: list[int] = []
+        may = (view.running > 0) | (view.now_s - view.submit_s - view.executed_s >= self.preempt_after_s)
+        for row in rows:
+            if gpus <= 0:
+                break
+            if may[row]:
+                chosen.append(row)
+                gpus -= jobs[int(view.job[row])].gpus
+        return chosen
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
         """The counted footprint of each ranked job, and the order among equals, least first: by submission; in the

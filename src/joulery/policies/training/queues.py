@@ -99,13 +99,7 @@ def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolAr
 
 
 def oldest_first(
-    age_s: FloatArray,
-    counted_kg: FloatArray,
-    submit_s: FloatArray,
-    wants: Sequence[int],
-    gpus: int,
-    *,
-    whole: bool = False,
+    age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
 ) -> dict[int, None]:
     """Which jobs go before all others for their age: the oldest, as many as fit.
 
@@ -115,16 +109,15 @@ def oldest_first(
         submit_s: float64[n].
         wants: GPUs of each; 0 for a job that may not be one of them.
         gpus: How many GPUs they may have in all; a job that does not fit is passed over.
-        whole: The first job that does not fit is one of them all the same, and the last.
 
     Returns:
         Positions, first to run first, as keys.
     """
     chosen: dict[int, None] = {}
     for at in np.lexsort((submit_s, counted_kg, -age_s)).tolist() if gpus else ():
-        if wants[at] > 0 and (whole or wants[at] <= gpus):
+        if 0 < wants[at] <= gpus:
             chosen[at], gpus = None, gpus - wants[at]
-        if gpus <= 0:
+        if not gpus:
             break
     return chosen
 
