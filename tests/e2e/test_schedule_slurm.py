@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,34 @@ def test_grow_shrink_preempt_crash_and_restart_lose_no_job_and_run_none_twice(tm
     assert result["grown"] and result["shrunk"] and result["preempted"], result
     restarts = result["restarts_of_trainings"]
     assert isinstance(restarts, list) and all(restarts), result
+
+
+def test_once_prints_its_decisions_with_reasons_and_to_advise_changes_nothing(cluster: SlurmCluster) -> None:
+    first = [submit(cluster, 1_000_000, most=1) for _ in range(8)]
+    wait_until(lambda: all(states(cluster)[job][0] == "RUNNING" for job in first), "a full cluster")
+    waiting = [submit(cluster, 1_000_000, most=1) for _ in range(2)]
+    before = states(cluster)
+
+    def once(mode: str) -> list[dict[str, Any]]:
+        words = ("schedule", "site.yaml", "--backend", "slurm", "--once", "--json", "--mode", mode)
+        done = subprocess.run(
+            [sys.executable, "-m", "joulery", *words],
+            env=cluster.env, cwd=cluster.folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    entries = once("advise")
+    assert [entry["kind"] for entry in entries].count("round") == 1
+    actions = [entry for entry in entries if entry["kind"] == "action"]
+    assert [entry["jobs"] for entry in actions if entry["do"] == "order"] == [waiting]
+    assert all(entry["reason"] and entry["outcome"] == "advised" for entry in actions)
+    assert {job: tag for job, (_, _, tag) in states(cluster).items()} == {
+        job: tag for job, (_, _, tag) in before.items()
+    }
+
+    applied = [entry for entry in once("act") if entry["kind"] == "action" and entry["outcome"] == "applied"]
+    assert "order" in {entry["do"] for entry in applied} and all(entry["reason"] for entry in applied)
 
 
 def test_when_the_scheduler_dies_for_good_the_watchdog_releases_its_holds(cluster: SlurmCluster) -> None:

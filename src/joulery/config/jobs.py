@@ -69,8 +69,8 @@ class GreenConfig(Section):
     """Into how many levels, each a quarter of the one above, carbon below the ceiling is rounded down; the kind's own
     (3, as published every gram counts) when left out."""
     oldest_share: Ratio | None = None
-    """Share of the slots that goes to the oldest jobs first, whatever carbon they have caused; the kind's own (25 %, as
-    published none) when left out."""
+    """Share of the slots that goes to the oldest jobs first, whatever carbon they have caused; more where some jobs are
+    wide, unless 0; the kind's own (25 %, as published none) when left out."""
     by_progress: bool | None = None
     """Whether a job that has run for a quantum and reports progress is ranked by the carbon it has still to cause,
     where that is little; the kind's own (true, as published false) when left out."""

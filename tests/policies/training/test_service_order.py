@@ -112,7 +112,7 @@ def test_nothing_known_is_by_service_and_as_published_always() -> None:
 
 
 def test_a_job_that_fits_nowhere_blocks_narrower_ones_after_three_rounds() -> None:
-    policy = Green(order="first-come", cap=4)
+    policy = Green(order="first-come", cap=4, oldest_share=0.0)
     state = policy.initial()
     for turn in range(5):
         seen = view(
@@ -122,6 +122,25 @@ def test_a_job_that_fits_nowhere_blocks_narrower_ones_after_three_rounds() -> No
         step = policy.step(state, seen)
         state = step.state
         assert list(step.decisions[0].value.run) == ([0, 2] if turn < 3 else [0])
+
+
+def test_a_wide_job_takes_gpus_from_younger_ones_once_it_is_the_oldest() -> None:
+    policy, widths = Green(order="first-come", cap=4), np.array([2, 4, 1])
+    state = policy.initial()
+
+    def runs(running: list[int], jobs: list[int]) -> list[int]:
+        nonlocal state
+        seen = view(
+            1e5, running, [1.0 if n else math.nan for n in running], gpus=4, job=np.array(jobs),
+            submit_s=np.array(jobs, float), min_gpus=widths[jobs], max_gpus=widths[jobs], requested=widths[jobs],
+        )  # fmt: skip
+        step = policy.step(state, seen)
+        state = step.state
+        assert "the oldest first on" in step.decisions[0].reason
+        return list(step.decisions[0].value.run)
+
+    assert all(runs([2, 0, 1], [0, 1, 2]) == [0, 2] for _ in range(6)), "no GPU idles for the wide job"
+    assert runs([0, 1], [1, 2]) == [1]
 
 
 def test_running_jobs_grow_only_while_none_waits() -> None:

@@ -2,9 +2,9 @@
 
 Each is a pure policy over :class:`~joulery.policies.training.green.ClusterView`. ``Tiresias``: discretised
 two-dimensional least attained service. ``Fifo``: first come, first served, never preempted; in clean hours only, it is
-EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. ``zeus_limits``:
-the power limit of each kind of job that Zeus's cost asks for (NSDI'23, section 3.1), at its own batch size. Pollux has
-a file of its own.
+EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. ``Backfill``: the
+same with a reservation for the first job that waits (EASY). ``zeus_limits``: the power limit of each kind of job that
+Zeus's cost asks for (NSDI'23, section 3.1), at its own batch size. Pollux has a file of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from joulery.domain.arrays import FloatArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError
 from joulery.perf.power.training_power import POWER_LIMITS, JobClass, limited
@@ -101,6 +102,61 @@ class Fifo:
         started, left = _pack(queue, view.gpus - sum(running.values())) if clean else ({}, tuple(queue))
         allocation = Allocation(running | started, left, self.preset, True, passive=clean)
         return _step(allocation, self.name, f"{'clean' if clean else 'dirty'} hour, {len(left)} wait")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backfill:
+    """EASY backfill (Lifka, JSSPP'95): first come, first served, and no later job delays the first one that waits.
+
+    To be stepped at every submission and completion. It knows how long each job runs, which flatters it.
+
+    Attributes:
+        length_s: How long each job runs on the GPUs requested, by job number, float64[jobs].
+    """
+
+    length_s: FloatArray
+    name: str = "backfill"
+
+    def initial(self) -> Mapping[int, float]:
+        """No job has started."""
+        return {}
+
+    def step(self, state: Mapping[int, float], view: ClusterView, /) -> Step[Mapping[int, float]]:
+        """Start jobs in order, and behind the first that does not fit those that end in time or leave it its GPUs."""
+        running = {job: gpus for job, gpus in zip(view.job.tolist(), view.running.tolist(), strict=True) if gpus}
+        ends_s, free = {job: state[job] for job in running}, view.gpus - sum(running.values())
+        run, start_s, spare = dict(running), float("inf"), view.gpus
+        left: list[tuple[int, int]] = []
+        for job, want in zip(view.job.tolist(), _wants(view, _NO_PRESET), strict=True):
+            if job in running:
+                continue
+            end_s = view.now_s + float(self.length_s[job])
+            in_time = end_s <= start_s
+            if want <= free and (in_time or want <= spare):
+                run[job], ends_s[job], free = want, end_s, free - want
+                spare -= 0 if in_time else want
+                continue
+            if not left:
+                start_s, spare = _reservation(free, want, sorted((ends_s[one], run[one]) for one in run))
+            left.append((job, want))
+        allocation = Allocation(run, tuple(left), newcomers_as_requested=True, passive=False)
+        reason = f"{len(left)} wait, the first until {start_s:g} s at the latest" if left else "none waits"
+        return Step(ends_s, (Decision("allocate", "cluster", allocation, self.name, reason),))
+
+
+def _reservation(free: int, want: int, ends: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """When so many GPUs are free, and how many more are then.
+
+    Args:
+        free: GPUs free now.
+        want: How many are wanted.
+        ends: When running jobs end, in order, with their GPUs.
+    """
+    for end_s, gpus in ends:
+        free += gpus
+        if free >= want:
+            return end_s, free - want
+    return float("inf"), free
 
 
 @dataclass(frozen=True, slots=True, eq=False)

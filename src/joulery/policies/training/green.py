@@ -29,6 +29,7 @@ from joulery.policies.training.queues import (
     in_levels,
     lesser_kg,
     oldest_first,
+    oldest_gpus,
     uppermost,
 )
 from joulery.policies.training.service_order import first_come, length_scv
@@ -81,7 +82,8 @@ class Green:
             among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
             every gram.
         oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
-            those that footprints put last end during a rush instead of all together after it; 0 for none.
+            those that footprints put last end during a rush instead of all together after it; 0 for none. More where
+            jobs are wide (:func:`~joulery.policies.training.queues.oldest_gpus`).
         oldest_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
         progress_after_s: A job that has run for this long and reports progress counts for a quarter of the carbon it
             has still to cause, where that is less than what it has caused; among jobs of the highest level the one with
@@ -203,15 +205,21 @@ class Green:
         upper = [row for row in ranked if jobs[number[row]].upper]
         lower = [row for row in ranked if not jobs[number[row]].upper]
         first, in_order = _first(wait.due, view), self._first_come(state, view)
+        least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
+        share, wide = oldest_gpus(self.oldest_share, view.gpus, least)
+        oldest = self._oldest(lower, jobs, view, share) if wide else ()
         if in_order:
-            run, jobs, rest = fill_in_order(view, jobs, first, ranked)
+            run, jobs, rest = fill_in_order(view, jobs, first, ranked, frozenset(oldest))
         else:
-            run, jobs, rest = fill(view, jobs, first, upper, self._ranked(lower, jobs, view), self.theta)
+            order = dict.fromkeys((*oldest, *self._ranked(lower, jobs, view, 0 if wide else share)))
+            run, jobs, rest = fill(view, jobs, first, upper, [*order], self.theta, blocking=not wide)
         newcomers = {kind: widths.newcomer(kind, view.gpus).gpus for kind in widths.profile}
         hour = "no intensity" if view.hour is None else f"{view.hour} hour"
         reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
         if in_order:
             reason += "; in order of submission, jobs are of similar lengths"
+        if wide:
+            reason += f"; the oldest first on {share} GPUs, for some jobs are wide"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
@@ -345,8 +353,9 @@ class Green:
                 jobs[number[row]] = replace(known, gpus=wide)
                 room -= wide - running
 
-    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView) -> list[int]:
-        """The lower queue, first to run first: ascending ``footprint / degradation × shift`` (Eq. 5), within bounds."""
+    def _ranked(self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, share: int) -> list[int]:
+        """The lower queue, first to run first: the oldest on a share of the GPUs, then by ascending ``footprint /
+        degradation × shift`` (Eq. 5), within bounds."""
         if not rows:
             return []
         index = np.asarray(rows, np.int64)
@@ -362,8 +371,23 @@ class Green:
         order = np.lexsort((view.job[index], among_equals, priority, patient))
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
         age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
-        old = oldest_first(age_s, counted, view.submit_s[index], wants, int(self.oldest_share * view.gpus))
+        old = oldest_first(age_s, counted, view.submit_s[index], wants, share)
         return [rows[at] for at in (*old, *(at for at in order.tolist() if at not in old))]
+
+    def _oldest(
+        self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, gpus: int
+    ) -> Sequence[int]:
+        """The oldest jobs that run, or have waited long enough to take GPUs from one that does: on so many GPUs, the
+        last of them whole. Of jobs that came at once the first goes first, or they would stop one another in turn."""
+        chosen: list[int] = []
+        may = (view.running > 0) | (view.now_s - view.submit_s - view.executed_s >= self.preempt_after_s)
+        for row in rows:
+            if gpus <= 0:
+                break
+            if may[row]:
+                chosen.append(row)
+                gpus -= jobs[int(view.job[row])].gpus
+        return chosen
 
     def _counted(self, index: IntArray, waited_s: FloatArray, view: ClusterView) -> tuple[FloatArray, FloatArray]:
         """The counted footprint of each ranked job, and the order among equals, least first: by submission; in the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,8 @@ from joulery.policies.training.allocation import ClusterView
 _BLOCKING_ROUNDS = 3
 _LEVEL_RATIO = 4.0
 _LEFT_WEIGHT = 0.25
+_WIDEST = 2
+_AVERAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,26 @@ def oldest_first(
     return chosen
 
 
+def oldest_gpus(share: float, gpus: int, least: Sequence[int]) -> tuple[int, bool]:
+    """How many GPUs go to the oldest jobs first.
+
+    Their share; or what several average jobs need, where jobs need different numbers of GPUs and the share does not
+    hold two of the widest. Footprints alone put the widest last: it would never find room behind the others.
+
+    Args:
+        share: Of the GPUs; 0 for none.
+        gpus: Of the cluster.
+        least: Fewest GPUs that each job can use.
+
+    Returns:
+        How many, and whether jobs are wide: the last of the oldest then gets all it needs, even beyond these.
+    """
+    plain, widest = int(share * gpus), max(least, default=0)
+    if share == 0 or _WIDEST * widest <= plain or widest == min(least, default=0):
+        return plain, False
+    return min(max(plain, _AVERAGE * sum(least) // len(least)), gpus), True
+
+
 def fill(
     view: ClusterView,
     jobs: dict[int, TrackedJob],
@@ -127,12 +149,13 @@ def fill(
     upper: Sequence[int],
     lower: Sequence[int],
     theta: float,
+    blocking: bool = True,
 ) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
     """Hand out GPUs: to those that go first, to the upper queue within its share, then to the lower one, then what is
     left to the upper queue.
 
     A job is tested before it is added and skipped when it does not fit; a job of several GPUs that was skipped for
-    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it.
+    ``_BLOCKING_ROUNDS`` rounds blocks the smaller ones behind it, unless ``blocking`` is off.
 
     Returns:
         GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs.
@@ -171,23 +194,29 @@ def fill(
         left.append(row)
         if want > 1:
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+            blocked = blocking and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
     return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
 
 
 def fill_in_order(
-    view: ClusterView, jobs: dict[int, TrackedJob], first: Mapping[int, int], rows: Sequence[int]
+    view: ClusterView,
+    jobs: dict[int, TrackedJob],
+    first: Mapping[int, int],
+    rows: Sequence[int],
+    oldest: Collection[int],
 ) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
     """Hand out GPUs in the order of submission.
 
-    Those that go first come first, then running jobs with what they have, then waiting ones. What is left goes to
-    running ones that grow, if none waits.
+    Those that go first come first, then the oldest, running jobs with what they have, and waiting ones. What is left
+    goes to running ones that grow, if none waits.
 
     Args:
         view: The cluster.
         jobs: The jobs with their targets.
         first: GPUs of those that go first.
         rows: Of the view, the others, in order of submission.
+        oldest: Those of the rows that go before running ones; none where no job is wide, and a job that was skipped
+            for ``_BLOCKING_ROUNDS`` rounds then blocks those that wait behind it.
 
     Returns:
         As :func:`fill`. No running job stops while it fits.
@@ -196,8 +225,8 @@ def fill_in_order(
     run: dict[int, int] = dict(first)
     free, blocked = view.gpus - sum(run.values()), False
     left: list[int] = []
-    # A stable sort: both halves stay in order of submission.
-    for row in sorted(rows, key=lambda row: running[row] == 0):
+    # A stable sort: each part stays in order of submission.
+    for row in sorted(rows, key=lambda row: 0 if row in oldest else 1 if running[row] else 2):
         job = number[row]
         want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
         if not blocked and want <= free:
@@ -207,7 +236,7 @@ def fill_in_order(
         left.append(row)
         if want > 1:
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = blocked or jobs[job].skipped > _BLOCKING_ROUNDS
+            blocked = not oldest and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
     for row in rows:
         job = number[row]
         more = jobs[job].gpus - run.get(job, jobs[job].gpus)

@@ -24,7 +24,8 @@ from joulery.sim.training.site_machines import SiteMachines, classes_of
 from joulery.sim.training.study import SCHEMES, Setting, run_scheme
 
 _KEEP = (
-    *(name for name in SCHEMES if name.startswith("green")), "swift", "lean", "frugal", "fifo", "tiresias-requested",
+    *(name for name in SCHEMES if name.startswith("green")), "swift", "lean", "frugal", "fifo", "backfill",
+    "tiresias-requested",
 )  # fmt: skip
 """Schemes in which a job may keep its GPUs."""
 BASE = "fifo"

@@ -30,7 +30,7 @@ from joulery.perf.power.training_power import (
 )
 from joulery.policies.clocks.power_limit import PowerLimitTuner
 from joulery.policies.training.allocation import ClusterView
-from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias, zeus_limits
+from joulery.policies.training.baselines import Backfill, CarbonTime, Fifo, Tiresias, zeus_limits
 from joulery.policies.training.green import LEAN, LEAN_ETA, Green, ServiceOrder, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
 from joulery.sim.core.hourly_intensity import Intensity
@@ -164,6 +164,12 @@ def _carbon_time(jobs: Jobs, carbon: Intensity) -> Callable[[float, float], floa
     return CarbonTime(carbon.integral, means[0], means[1]).start_s
 
 
+def _lengths_s(table: PowerTable, jobs: Jobs) -> FloatArray:
+    """How long each job runs on the GPUs requested."""
+    gpus = np.minimum(jobs.requested, jobs.max_gpus)
+    return np.asarray(jobs.work_s / table.speedup[jobs.kind, gpus], np.float64)
+
+
 def _cleanest(carbon: Intensity) -> float:
     return float(np.quantile(np.array(carbon.values), 0.10))
 
@@ -293,6 +299,10 @@ SCHEMES: Mapping[str, Scheme] = {
         classes=_zeus,
     ),
     "fifo": Scheme("first come, first served, GPUs as requested", lambda t, j, c: Fifo()),
+    "backfill": Scheme(
+        "EASY backfill that knows how long jobs run, GPUs as requested", lambda t, j, c: Backfill(_lengths_s(t, j)),
+        period_s=None,
+    ),
 }  # fmt: skip
 """Schemes by name."""
 
