@@ -9,7 +9,7 @@ change the remaining work is carried over to the new speed. Power is integrated 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,15 +74,16 @@ class _Instance:
         "busy",
         "busy_s",
         "code",
-        "codes",
+        "due_s",
         "dynamic_j",
         "executing",
         "index",
         "loaded",
+        "next_s",
+        "processes",
         "remaining",
         "slot",
         "taken",
-        "version",
         "watts",
     )
 
@@ -93,9 +94,9 @@ class _Instance:
         self.loaded = False  # whether it waits loaded
         self.executing: SimulatedProcess | None = None
         self.code = 0  # of what executes, in the code of the company
-        self.codes: dict[SimulatedProcess, int] = {}
+        self.processes: dict[tuple[float, str, int], tuple[SimulatedProcess, int]] = {}
         self.remaining = self.busy = self.watts = 0.0  # share of the work left; its whole time and power in company
-        self.version = 0  # of the completion that is scheduled
+        self.due_s = self.next_s = math.inf  # when it is complete, and the first event that looks whether it is
         self.busy_s = self.dynamic_j = 0.0
 
 
@@ -191,20 +192,22 @@ class GpuSimulation:
                 return
         one.slot = waiting
         one.taken += waiting
-        newcomer = SimulatedProcess(tenant.model, tenant.share_ratio, waiting)
-        key = self.company - one.code, self._code(one, newcomer)
+        newcomer, code = self._process(one, tenant, waiting)
+        key = self.company - one.code, code
         load_s = self.load_s.get(key)
         if load_s is None:
             others = [each.executing for each in self.running if each.executing is not None and each is not one]
             load_s = self.load_s[key] = self.truth.conditions((*others, newcomer)).effects[-1].load_s
         self.kernel.at(t_s + load_s, "loaded", one)
 
-    def _code(self, one: _Instance, process: SimulatedProcess) -> int:
-        """A number for what an instance executes; sums of such numbers differ where companies do."""
-        code = one.codes.get(process)
-        if code is None:
-            code = one.codes[process] = (len(one.codes) + 1) << (_CODE_BITS * one.index)
-        return code
+    def _process(self, one: _Instance, tenant: Tenant, size: int) -> tuple[SimulatedProcess, int]:
+        """What an instance executes with so many requests, and a number: sums of these differ where companies do."""
+        key = tenant.share_ratio, tenant.model, size
+        found = one.processes.get(key)
+        if found is None:
+            code = (len(one.processes) + 1) << (_CODE_BITS * one.index)
+            found = one.processes[key] = SimulatedProcess(tenant.model, tenant.share_ratio, size), code
+        return found
 
     def _on_loaded(self, t_s: float, one: _Instance) -> None:
         one.loaded = True
@@ -215,21 +218,23 @@ class GpuSimulation:
         index, tenant = one.index, self.tenants[one.index]
         self._elapse(t_s)
         one.loaded = False
-        one.executing = SimulatedProcess(tenant.model, tenant.share_ratio, one.slot)
-        one.code = self._code(one, one.executing)
+        one.executing, one.code = self._process(one, tenant, one.slot)
         self.company += one.code
-        insort(self.running, one, key=_index)
+        self.running = [each for each in self.instances if each.executing is not None]
         one.remaining = self.noise[index][len(self.records[index])]
-        one.busy = 0.0
+        one.busy, one.next_s = 0.0, math.inf
         self.records[index].append((one.slot, t_s, math.nan))
         one.slot = 0
         self._regroup(t_s)
         self._consider(t_s, one)
 
-    def _on_done(self, t_s: float, payload: tuple[_Instance, int]) -> None:
-        one, version = payload
-        if version != one.version:
-            return  # its company changed since: another completion is scheduled
+    def _on_done(self, t_s: float, one: _Instance) -> None:
+        if one.executing is None or t_s != one.next_s:
+            return  # an earlier event looked, or looks, in its place
+        if t_s < one.due_s:  # its company slowed it down since
+            one.next_s = one.due_s
+            self.kernel.at(one.due_s, "done", one)
+            return
         self._elapse(t_s)
         record = self.records[one.index]
         size, start_s, _ = record[-1]
@@ -271,9 +276,7 @@ class GpuSimulation:
             one.watts = watts
             if busy_s != one.busy:
                 one.busy = busy_s
-                one.version += 1
-                self.kernel.at(max(t_s, t_s + one.remaining * busy_s), "done", (one, one.version))
-
-
-def _index(one: _Instance) -> int:
-    return one.index
+                one.due_s = max(t_s, t_s + one.remaining * busy_s)
+                if one.due_s < one.next_s:
+                    one.next_s = one.due_s
+                    self.kernel.at(one.due_s, "done", one)
