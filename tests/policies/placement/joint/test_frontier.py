@@ -132,6 +132,18 @@ def test_loads_close_to_others_choose_among_their_sizes_and_prove_nothing():
         check_plan(at(asked, load, AXIS.objective(price)), close.lookup(price, load)[0].at(load))
 
 
+def test_no_plan_is_sought_at_a_price_where_none_can_be_better():
+    asked = random_request(0)
+    sought = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3))
+    never = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3, better_ratio=1.0))
+    ends = {never.prices[0], never.prices[-1], 1.0}
+    assert {point.price for point in never.points} == ends, "the cost is above 0 at every price between the ends"
+    assert len(sought.points) > len(never.points)
+    for load in sought.loads:
+        for price in sought.prices[::8]:
+            assert sought.costs(price, load)[1].min() <= never.costs(price, load)[1].min() * (1 + 1e-9)
+
+
 def test_a_plan_made_again_is_no_worse_than_a_look_up_or_a_fresh_plan():
     asked = random_request(0)
     coarse = make_envelope(asked, AXIS, effort=EnvelopeEffort(first=2, loads=2))

@@ -96,7 +96,8 @@ def plan_problem(
     near = duals.value * _NEAR_RATIO
     whole = _whole(generator, _QUICK_RATIO, near)
     if _served(whole):
-        best = _improved(generator, proof, whole) if effort.gaps else _Best(whole)
+        first = _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
+        best = _improved(generator, proof, whole) if effort.gaps else first
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
         whole = _whole(generator, _QUICK_RATIO, math.inf)
