@@ -19,7 +19,7 @@ from joulery.policies.placement.joint.frontier import (
     planned_again,
 )
 from joulery.policies.placement.joint.plan import plan_joint
-from tests.policies.placement.joint.brute_force import fleet, random_request
+from tests.policies.placement.joint.brute_force import fleet, random_request, service
 from tests.policies.placement.joint.test_alike import check
 
 AXIS = PriceAxis("carbon", g_per_kwh=300.0)
@@ -133,7 +133,12 @@ def test_loads_close_to_others_choose_among_their_sizes_and_prove_nothing():
 
 
 def test_no_plan_is_sought_at_a_price_where_none_can_be_better():
-    asked = random_request(0)
+    served = (
+        service("a", "resnet50", 600.0, 30.0),
+        service("b", "vgg19", 400.0, 30.0),
+        service("c", "ssd", 300.0, 55.0),
+    )
+    asked = replace(random_request(0), services=served, fleet=(fleet(4),))
     sought = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3))
     never = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3, better_ratio=1.0))
     ends = {never.prices[0], never.prices[-1], 1.0}
