@@ -113,7 +113,8 @@ class _Uses(NamedTuple):
     def joined(self, keep: IntArray, other: _Uses) -> _Uses:
         """Those of some boxes, and of others behind them."""
         pairs = zip(self[:4], other[:4], strict=True)
-        return _Uses(*(np.concatenate([mine[:, keep], more], axis=1) for mine, more in pairs), self.memory)
+        units, power_w, cache_percent, barred = (np.concatenate([mine[:, keep], more], axis=1) for mine, more in pairs)
+        return _Uses(units, power_w, cache_percent, barred, self.memory)
 
 
 class _Services(NamedTuple):
@@ -383,8 +384,8 @@ class BoxRelaxation:
         for (index, column), amount in zip(columns, placed, strict=True):
             if amount > 0:
                 uses, often = self._uses[index], amount * self._some.replicas[column.item]
-                at = column.size, column.box, column.item
-                self._load[index][:, column.box] += often * uses.power_w[at], often * uses.cache_percent[at]
+                held = column.size, column.box, column.item
+                self._load[index][:, column.box] += often * uses.power_w[held], often * uses.cache_percent[held]
         return prices
 
     def _understated(self, index: int) -> tuple[FloatArray, FloatArray]:
