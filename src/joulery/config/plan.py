@@ -226,6 +226,16 @@ class ObjectiveWeights(Section):
     cost: NotNegative = 0.0
     """Dollars a dollar of rent: 1, or 0 to leave the rent out."""
 
+    @model_validator(mode="after")
+    def _something_weighs(self) -> ObjectiveWeights:
+        if not (self.energy or self.carbon or self.cost):
+            raise problem(
+                "weighs nothing, so every plan would be as good as any other",
+                expected="energy (USD/kWh), carbon (USD/kg) or cost (1 for rent) above 0",
+                hint="such as weights: {cost: 1, energy: 0.2, carbon: 0.1}",
+            )
+        return self
+
 
 class PlanSection(Section):
     """What plans have to keep and what they may choose."""
@@ -239,7 +249,8 @@ class PlanSection(Section):
     site states an objective (other than cost), a cap of power or carbon, host watts, lists of variants or measurements
     of slices."""
     objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
-    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth."""
+    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth; the last of
+    these where it is left out and weights is stated."""
     weights: ObjectiveWeights | None = None
     """For joint with objective weights: what energy, carbon and rent are worth."""
     g_per_kwh: GramsPerKwhAboveZero | None = Field(alias="intensity", default=None)
@@ -279,3 +290,21 @@ class PlanSection(Section):
     """Plan language models: which model, on how many GPUs of which type, with how many requests at once."""
     noise_cv: Ratio = Field(alias="noise", default=0.05)
     """Variation of a batch's time from batch to batch that full-slo has to absorb."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stated_weights_are_the_objective(cls, stated: object) -> object:
+        if isinstance(stated, dict) and stated.get("weights") is not None and "objective" not in stated:
+            return {**stated, "objective": "weights"}
+        return stated
+
+    @model_validator(mode="after")
+    def _weights_are_stated(self) -> PlanSection:
+        if self.objective == "weights" and self.weights is None:
+            raise problem(
+                "needs plan.weights beside it: what energy, carbon and rent are worth",
+                expected="such as weights: {cost: 1, energy: 0.2, carbon: 0.1}",
+                hint="add weights, or make objective energy, carbon or cost",
+                at=("objective",),
+            )
+        return self

@@ -112,7 +112,8 @@ class PlanFile:
         gpus = self.gpus()
         if any(gpu.sliced for gpu in gpus):
             raise self._wrong(
-                "the plan puts services on MIG slices, which cannot be taken for shares", "leave measurements out"
+                "the plan puts services on MIG slices, which cannot be taken for shares",
+                "joulery plan simulates such a plan when it makes it; for a plan of shares, plan without measurements",
             )
         return gpus
 

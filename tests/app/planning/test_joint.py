@@ -111,6 +111,19 @@ def test_weights_add_dollars_of_rent_energy_and_grams(tmp_path):
     expected = made.usd_per_hour + watts / 1000 * (0.2 + 0.1 * 0.4)
     assert made.certificate.value == pytest.approx(expected)
     assert made.certificate.objective.unit == "USD/h"
+    alone = plan.replace("objective: weights, ", "")
+    assert load(str(site_file(tmp_path, plan=alone))).plan.objective == "weights"
+
+
+def test_an_error_of_weights_says_where_what_and_how_to_mend_it(tmp_path):
+    file = site_file(tmp_path, plan=", weights: {cost: 0}")
+    with pytest.raises(ConfigError) as caught:
+        load(str(file))
+    error = caught.value
+    assert (error.line, error.pointer) == (7, "plan.weights") and error.expected and "weights: {cost: 1" in error.hint
+    bare = run(site_file(tmp_path), "--objective", "weights")
+    assert isinstance(bare.exception, ConfigError)
+    assert bare.exception.pointer == "plan.weights" and "add plan.weights" in bare.exception.hint
 
 
 def test_a_fleet_that_is_too_small_exits_with_3(tmp_path):
@@ -125,7 +138,13 @@ def test_a_fleet_that_is_too_small_exits_with_3(tmp_path):
     [
         ({"floor": "90"}, "no variant is as accurate"),
         ({"plan": ", objective: carbon"}, "need a carbon intensity"),
-        ({"plan": ", objective: weights"}, "says no weights"),
+        ({"plan": ", objective: weights"}, "needs plan.weights beside it"),
+        ({"plan": ", weights: {}"}, "weighs nothing"),
+        ({"plan": ", weights: {cost: 0, energy: 0}"}, "weighs nothing"),
+        ({"plan": ", weights: {cost: -1}"}, "plan.weights.cost: must be at least 0"),
+        ({"plan": ", weights: {costs: 1}"}, "unknown key 'costs'"),
+        ({"plan": ", weights: 1"}, "plan.weights: must be a mapping"),
+        ({"plan": ", weights: {carbon: 0.1}"}, "plan.weights.carbon: grams need a carbon intensity"),
         ({"truth": "v101"}, "no GPU type 'v101'"),
         ({"gpu": ", host: -5 W"}, "host"),
         ({"plan": ", power_cap: 0 W"}, "power cap"),

@@ -32,6 +32,7 @@ def site_file(folder, plan="", gpu="", service=""):
     [
         ({"plan": ", objective: energy"}, "plan.objective is energy"),
         ({"plan": ", objective: carbon, intensity: 300 g/kWh"}, "plan.objective is carbon"),
+        ({"plan": ", weights: {cost: 1, energy: 0.2}"}, "plan.objective is weights"),
         ({"plan": ", power_cap: 500 W"}, "plan.power_cap is stated"),
         ({"plan": ", intensity: 300 g/kWh, carbon_cap: 150 g/h"}, "plan.carbon_cap is stated"),
         ({"gpu": ", host: 60 W"}, "states host watts"),

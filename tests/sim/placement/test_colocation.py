@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulery.sim.placement.colocation import Tenant, serve_together
+from joulery.sim.placement.colocation import GpuSimulation, Tenant, serve_together
 from joulery.sim.placement.gpu import Conditions, Effect
 from joulery.sim.queues.batching import BatchRule, serve_batches
 
@@ -73,6 +73,27 @@ def test_overlap_slows_both_for_as_long_as_it_lasts():
     assert run.dynamic_j == pytest.approx((2 * 100 + 4 * 50, 4 * 50 + 2 * 100))
     assert run.idle_j == pytest.approx(100.0)
     assert run.clock_mhz == pytest.approx((2 * 1000 + 4 * 500 + 2 * 1000) / 8)
+
+
+def test_a_neighbour_that_comes_and_goes_costs_the_time_it_shared():
+    """A alone until 1; with B, which needs 1 s, at half speed until 3; A's 2 s left then take 2."""
+    run = serve_together(
+        Sharing(), [tenant([0.0], BatchRule(1), "0,4,0"), tenant([1.0], BatchRule(1), "0,1,0")], 0.0, 10.0
+    )
+    assert run.batches[0].finish_s.tolist() == [5.0]
+    assert run.batches[1].finish_s.tolist() == [3.0]
+    assert run.busy_s == pytest.approx((5.0, 2.0))
+
+
+def test_events_are_those_of_batches_not_of_requests():
+    arrivals = np.linspace(0.0, 10.0, 5001)
+    gpu = GpuSimulation(Sharing(), [tenant(arrivals, BatchRule(100), "0,1,0") for _ in range(2)], 0.0, 10.0)
+    handled = []
+    run = gpu.kernel.run
+    gpu.kernel = type("Counted", (), {"now_s": 0.0, "at": gpu.kernel.at, "run": lambda self: handled.append(run())})()
+    batches = sum(len(each.size) for each in gpu.run().batches)
+    assert batches == 100
+    assert handled[0] <= 8 * batches
 
 
 def test_only_the_window_is_counted():

@@ -195,9 +195,10 @@ def _objective(site: Site, name: str | None, g_per_kwh: float | None) -> PlanObj
     weights = plan.weights
     if weights is None:
         raise ConfigError(
-            "objective weights says no weights",
+            "objective weights needs to know what energy, carbon and rent are worth",
             pointer="plan.weights",
             expected="such as weights: {cost: 1, energy: 0.2, carbon: 0.1}",
+            hint="add plan.weights to the site",
         )
     known = {"energy": weights.energy, "carbon": weights.carbon, "cost": weights.cost}
     return objective_of(known, g_per_kwh, plan.pue)

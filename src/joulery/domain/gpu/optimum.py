@@ -91,10 +91,15 @@ def _weighted(
     if unknown:
         raise ConfigError("no such weight", got=", ".join(sorted(unknown)), expected="energy, carbon or cost")
     if not all(0 <= each < math.inf for each in weights.values()) or not any(weights.values()):
-        raise ConfigError("weights are numbers from 0, one of them above", got=str(dict(weights)))
+        raise ConfigError(
+            "weights are numbers from 0, one of them above 0",
+            got=", ".join(f"{key} {value}" for key, value in weights.items()),
+            pointer="plan.weights",
+            expected="energy (USD/kWh), carbon (USD/kg) or cost (1 for rent) above 0",
+        )
     per_kwh, per_kg = weights.get("energy", 0.0), weights.get("carbon", 0.0)
     if per_kg > 0:
-        per_kwh += per_kg * pue * _intensity(g_per_kwh) / _G_PER_KG
+        per_kwh += per_kg * pue * _intensity(g_per_kwh, "plan.weights.carbon") / _G_PER_KG
     return PlanObjective(
         "weights",
         "USD/h",
@@ -107,13 +112,14 @@ def _weighted(
     )
 
 
-def _intensity(g_per_kwh: float | None) -> float:
+def _intensity(g_per_kwh: float | None, pointer: str = "--intensity") -> float:
     if g_per_kwh is None or g_per_kwh <= 0:
         raise ConfigError(
             "grams need a carbon intensity above 0; none is assumed",
             got=None if g_per_kwh is None else f"{g_per_kwh:g} g/kWh",
-            pointer="--intensity",
-            hint="give --intensity 300 g/kWh, or plan for energy",
+            pointer=pointer,
+            expected="such as plan.intensity: 300 g/kWh",
+            hint="add it to the site, give --intensity '300 g/kWh', or plan without grams",
         )
     return g_per_kwh
 

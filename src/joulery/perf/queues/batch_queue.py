@@ -110,7 +110,9 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
     duration = times[served - 1]
     # A request that comes at a moment of a batch finds those left behind and those that came before it.
     moments = times[:, None] * (1 + _MOMENTS) / 2
-    came = _counts(rate * moments.ravel(), scv, states).reshape(batch, len(_MOMENTS), states)[served - 1]
+    came = _counts(rate * moments.ravel(), scv, states)
+    reach = int(np.flatnonzero(came.max(axis=0) > _NEGLIGIBLE)[-1]) + 1
+    waiting, came = waiting[:reach], came[:, :reach].reshape(batch, len(_MOMENTS), reach)[served - 1]
     # Of a bursty process an arrival sees more than a random moment: what comes with it.
     ahead = left[:, None, None] + waiting[None, None, :] + max(0, math.ceil((scv - 1) / 2))
     start = (duration[:, None] - moments[served - 1])[:, :, None] + (ahead // batch) * times[-1]
@@ -128,6 +130,8 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
 
 _UNLIKELY = 1e-13
 """Probability below which a queue length is left out of the sum over requests."""
+_NEGLIGIBLE = 1e-18
+"""Probability of a number of arrivals below which it is left out of that sum, and every greater number with it."""
 _RARE = 1e-100
 """A queue that shrinks less often than this does not shrink."""
 
@@ -135,17 +139,20 @@ _RARE = 1e-100
 def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
     """The stationary state of the chain: what is left plus what comes; the last state takes all that is more.
 
-    States are eliminated from the last to the first (Grassmann, Taksar and Heyman, 1985): no subtraction, no pivots.
+    States are eliminated from the last to the first (Grassmann, Taksar and Heyman, 1985): no subtraction, no pivots. No
+    state leads to one that is more than a batch lower, whichever were eliminated.
     """
     states = len(left)
+    batch = int((np.arange(states) - left).max())
     source = np.arange(states)[None, :] - left[:, None]
     step = np.where(source >= 0, np.take_along_axis(counts, np.maximum(source, 0), axis=1), 0.0)
     step[:, -1] += np.maximum(1 - step.sum(axis=1), 0.0)
     for state in range(states - 1, 0, -1):
-        leaves = step[state, :state].sum()
-        into = step[:state, state] / max(leaves, _RARE)
+        lowest = max(0, state - batch)
+        below = step[state, lowest:state]
+        into = step[:state, state] / max(np.add.reduce(below), _RARE)
         step[:state, state] = into
-        step[:state, :state] += into[:, None] * step[state, :state]
+        step[:state, lowest:state] += into[:, None] * below
     weight = np.zeros(states)
     weight[0] = 1.0
     for state in range(1, states):

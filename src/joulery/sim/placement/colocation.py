@@ -1,23 +1,27 @@
 """Instances that share a GPU, event by event: each feels its neighbours only while they execute.
 
-The batching rule is that of :mod:`joulery.sim.queues.batching`. Between two changes in who executes, every executing
-batch progresses at the speed the GPU's truth gives it in that company; at each change the remaining work is carried
-over to the new speed. Power is integrated over the same stretches.
+The batching rule is that of :mod:`joulery.sim.queues.batching`. When requests come is known beforehand, so that the
+time of the next batch follows from them, and events are those of batches: a request has none of its own. Between two
+changes in who executes, every executing batch progresses at the speed the GPU's truth gives it in that company; at each
+change the remaining work is carried over to the new speed. Power is integrated over the same stretches.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.sim.core.kernel import Kernel, Rank
-from joulery.sim.placement.gpu import Conditions, GpuTruth, SimulatedProcess
+from joulery.sim.placement.gpu import GpuTruth, SimulatedProcess
 from joulery.sim.queues.batching import Batches, BatchRule
+
+_CODE_BITS = 16
+"""Bits of each tenant in the number that stands for a company: what it may execute differs in fewer ways."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,24 +71,32 @@ class _Instance:
     """The moving parts of one tenant."""
 
     __slots__ = (
-        "arrived",
         "busy",
         "busy_s",
+        "code",
+        "due_s",
         "dynamic_j",
         "executing",
+        "index",
+        "loaded",
+        "next_s",
+        "processes",
         "remaining",
         "slot",
         "taken",
-        "version",
         "watts",
     )
 
-    def __init__(self) -> None:
-        self.arrived = self.taken = 0
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.taken = 0  # requests in batches so far
         self.slot = 0  # requests of the batch that loads or waits loaded
+        self.loaded = False  # whether it waits loaded
         self.executing: SimulatedProcess | None = None
+        self.code = 0  # of what executes, in the code of the company
+        self.processes: dict[tuple[float, str, int], tuple[SimulatedProcess, int]] = {}
         self.remaining = self.busy = self.watts = 0.0  # share of the work left; its whole time and power in company
-        self.version = 0  # of the completion that is scheduled
+        self.due_s = self.next_s = math.inf  # when it is complete, and the first event that looks whether it is
         self.busy_s = self.dynamic_j = 0.0
 
 
@@ -104,11 +116,14 @@ class GpuSimulation:
     def __init__(self, truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> None:
         self.truth, self.tenants = truth, list(tenants)
         self.begin_s, self.end_s = begin_s, end_s
-        self.instances = [_Instance() for _ in tenants]
+        self.instances = [_Instance(index) for index in range(len(tenants))]
+        self.running: list[_Instance] = []
+        self.company = 0  # the sum of the codes of what executes: one number for each company
         self.arrivals = [tenant.arrival_s.tolist() for tenant in tenants]
+        self.noise = [tenant.noise.tolist() for tenant in tenants]
         self.records: list[list[tuple[int, float, float]]] = [[] for _ in tenants]
-        self.known: dict[tuple[SimulatedProcess, ...], Conditions] = {}
-        self.loaded: set[int] = set()
+        self.known: dict[int, tuple[tuple[tuple[float, float], ...], float]] = {}
+        self.load_s: dict[tuple[int, int], float] = {}
         self.changed_s, self.clock, self.clock_time, self.active_time = -math.inf, 0.0, 0.0, 0.0
         self.kernel = Kernel()
         self.kernel.on("loaded", Rank.COMPLETION, self._on_loaded)
@@ -117,10 +132,8 @@ class GpuSimulation:
 
     def run(self) -> GpuRun:
         """Serve every request there is."""
-        for index, tenant in enumerate(self.tenants):
-            kind = f"request {index}"
-            self.kernel.on(kind, Rank.ARRIVAL, partial(self._on_request, index))
-            self.kernel.feed(tenant.arrival_s, kind)
+        for one in self.instances:
+            self._consider(self.kernel.now_s, one)
         self.kernel.run()
         self._elapse(self.end_s)
         batches = []
@@ -150,98 +163,120 @@ class GpuSimulation:
             found += [finish_s - came_s for came_s in arrivals[first : first + size] if came_s >= arrived_s]
         return np.array(found, np.float64)
 
-    def _on_request(self, index: int, t_s: float, _number: int) -> None:
-        self.instances[index].arrived += 1
-        self._consider(t_s, index)
-
-    def _consider(self, t_s: float, index: int) -> None:
-        """Schedule the formation of the next batch if its time is known now."""
-        one, rule = self.instances[index], self.tenants[index].rule
-        waiting = one.arrived - one.taken
-        if one.slot or not waiting:
+    def _consider(self, t_s: float, one: _Instance) -> None:
+        """Form the next batch, or schedule that, unless one loads or waits already."""
+        index, arrivals = one.index, self.arrivals[one.index]
+        if one.slot or one.taken >= len(arrivals):
             return
-        if waiting >= rule.batch:
-            self.kernel.at(t_s, "form", index)
-        elif one.executing is None and rule.max_delay_s < math.inf:
-            self.kernel.at(max(t_s, self.arrivals[index][one.taken] + rule.max_delay_s), "form", index)
+        rule = self.tenants[index].rule
+        last = one.taken + rule.batch - 1
+        form_s: float = arrivals[last] if last < len(arrivals) else math.inf
+        if one.executing is None:
+            form_s = min(form_s, arrivals[one.taken] + rule.max_delay_s)
+        if form_s <= t_s:
+            self._on_form(t_s, one)
+        elif form_s < math.inf:
+            self.kernel.at(form_s, "form", one)
 
-    def _on_form(self, t_s: float, index: int) -> None:
-        one, tenant = self.instances[index], self.tenants[index]
-        waiting = one.arrived - one.taken
-        if one.slot or not waiting:
+    def _on_form(self, t_s: float, one: _Instance) -> None:
+        """Form a batch of what waits, if it is time."""
+        index, arrivals = one.index, self.arrivals[one.index]
+        if one.slot or one.taken >= len(arrivals):
             return
-        patient = t_s < self.arrivals[index][one.taken] + tenant.rule.max_delay_s
-        if waiting < tenant.rule.batch and (one.executing is not None or patient):
-            return
-        one.slot = min(waiting, tenant.rule.batch)
-        one.taken += one.slot
-        newcomer = SimulatedProcess(tenant.model, tenant.share_ratio, one.slot)
-        others = [each.executing for each in self.instances if each.executing is not None and each is not one]
-        self.kernel.at(t_s + self._conditions((*others, newcomer)).effects[-1].load_s, "loaded", index)
+        tenant = self.tenants[index]
+        most = min(len(arrivals), one.taken + tenant.rule.batch)
+        waiting = bisect_right(arrivals, t_s, one.taken, most) - one.taken
+        if waiting < tenant.rule.batch:
+            patient = not waiting or t_s < arrivals[one.taken] + tenant.rule.max_delay_s
+            if patient or one.executing is not None:
+                return
+        one.slot = waiting
+        one.taken += waiting
+        newcomer, code = self._process(one, tenant, waiting)
+        key = self.company - one.code, code
+        load_s = self.load_s.get(key)
+        if load_s is None:
+            others = [each.executing for each in self.running if each.executing is not None and each is not one]
+            load_s = self.load_s[key] = self.truth.conditions((*others, newcomer)).effects[-1].load_s
+        self.kernel.at(t_s + load_s, "loaded", one)
 
-    def _on_loaded(self, t_s: float, index: int) -> None:
-        self.loaded.add(index)
-        if self.instances[index].executing is None:
-            self._start(t_s, index)
+    def _process(self, one: _Instance, tenant: Tenant, size: int) -> tuple[SimulatedProcess, int]:
+        """What an instance executes with so many requests, and a number: sums of these differ where companies do."""
+        key = tenant.share_ratio, tenant.model, size
+        found = one.processes.get(key)
+        if found is None:
+            code = (len(one.processes) + 1) << (_CODE_BITS * one.index)
+            found = one.processes[key] = SimulatedProcess(tenant.model, tenant.share_ratio, size), code
+        return found
 
-    def _start(self, t_s: float, index: int) -> None:
-        one, tenant = self.instances[index], self.tenants[index]
+    def _on_loaded(self, t_s: float, one: _Instance) -> None:
+        one.loaded = True
+        if one.executing is None:
+            self._start(t_s, one)
+
+    def _start(self, t_s: float, one: _Instance) -> None:
+        index, tenant = one.index, self.tenants[one.index]
         self._elapse(t_s)
-        self.loaded.remove(index)
-        one.executing = SimulatedProcess(tenant.model, tenant.share_ratio, one.slot)
-        one.remaining = float(tenant.noise[len(self.records[index])])
-        one.busy = 0.0
+        one.loaded = False
+        one.executing, one.code = self._process(one, tenant, one.slot)
+        self.company += one.code
+        self.running = [each for each in self.instances if each.executing is not None]
+        one.remaining = self.noise[index][len(self.records[index])]
+        one.busy, one.next_s = 0.0, math.inf
         self.records[index].append((one.slot, t_s, math.nan))
         one.slot = 0
         self._regroup(t_s)
-        self._consider(t_s, index)
+        self._consider(t_s, one)
 
-    def _on_done(self, t_s: float, payload: tuple[int, int]) -> None:
-        index, version = payload
-        one = self.instances[index]
-        if version != one.version:
-            return  # its company changed since: another completion is scheduled
+    def _on_done(self, t_s: float, one: _Instance) -> None:
+        if one.executing is None or t_s != one.next_s:
+            return  # an earlier event looked, or looks, in its place
+        if t_s < one.due_s:  # its company slowed it down since
+            one.next_s = one.due_s
+            self.kernel.at(one.due_s, "done", one)
+            return
         self._elapse(t_s)
-        size, start_s, _ = self.records[index][-1]
-        self.records[index][-1] = (size, start_s, t_s)
+        record = self.records[one.index]
+        size, start_s, _ = record[-1]
+        record[-1] = (size, start_s, t_s)
         one.executing = None
+        self.company -= one.code
+        one.code = 0
+        self.running.remove(one)
         self._regroup(t_s)
-        if index in self.loaded:
-            self._start(t_s, index)
+        if one.loaded:
+            self._start(t_s, one)
         else:
-            self._consider(t_s, index)
+            self._consider(t_s, one)
 
     def _elapse(self, t_s: float) -> None:
         """Carry work, energy and clock forward to ``t_s``."""
         since_s, self.changed_s = self.changed_s, t_s
+        if not self.running:
+            return
         inside_s = max(0.0, min(t_s, self.end_s) - max(since_s, self.begin_s))
-        active = False
-        for one in self.instances:
-            if one.executing is not None:
-                active = True
-                one.remaining -= (t_s - since_s) / one.busy
-                one.busy_s += inside_s
-                one.dynamic_j += inside_s * one.watts
-        if active:
-            self.active_time += inside_s
-            self.clock_time += inside_s * self.clock
+        for one in self.running:
+            one.remaining -= (t_s - since_s) / one.busy
+            one.busy_s += inside_s
+            one.dynamic_j += inside_s * one.watts
+        self.active_time += inside_s
+        self.clock_time += inside_s * self.clock
 
     def _regroup(self, t_s: float) -> None:
         """Give every executing batch the speed of the present company."""
-        executing = [(index, one) for index, one in enumerate(self.instances) if one.executing is not None]
-        if not executing:
+        if not self.running:
             return
-        together = tuple(one.executing for _, one in executing if one.executing is not None)
-        effects, self.clock = self._conditions(together)
-        for (index, one), effect in zip(executing, effects, strict=True):
-            one.watts = effect.dynamic_w
-            if effect.busy_s != one.busy:
-                one.busy = effect.busy_s
-                one.version += 1
-                self.kernel.at(max(t_s, t_s + one.remaining * one.busy), "done", (index, one.version))
-
-    def _conditions(self, executing: tuple[SimulatedProcess, ...]) -> Conditions:
-        found = self.known.get(executing)
+        found = self.known.get(self.company)
         if found is None:
-            found = self.known[executing] = self.truth.conditions(executing)
-        return found
+            together = tuple(one.executing for one in self.running if one.executing is not None)
+            effects, clock = self.truth.conditions(together)
+            found = self.known[self.company] = tuple((each.busy_s, each.dynamic_w) for each in effects), clock
+        speeds, self.clock = found
+        for one, (busy_s, watts) in zip(self.running, speeds, strict=True):
+            one.watts = watts
+            if busy_s != one.busy:
+                one.busy = busy_s
+                one.due_s = max(t_s, t_s + one.remaining * busy_s)
+                if one.due_s < one.next_s:
+                    one.next_s = one.due_s
+                    self.kernel.at(one.due_s, "done", one)

@@ -19,7 +19,7 @@ from joulery.policies.placement.joint.frontier import (
     planned_again,
 )
 from joulery.policies.placement.joint.plan import plan_joint
-from tests.policies.placement.joint.brute_force import fleet, random_request
+from tests.policies.placement.joint.brute_force import fleet, random_request, service
 from tests.policies.placement.joint.test_alike import check
 
 AXIS = PriceAxis("carbon", g_per_kwh=300.0)
@@ -130,6 +130,23 @@ def test_loads_close_to_others_choose_among_their_sizes_and_prove_nothing():
         assert fresh.bound * (1 - 1e-9) <= cost <= fresh.value * 1.01
         assert cost <= fresh.value * (1 + regret.proven_ratio) * (1 + 1e-9)
         check_plan(at(asked, load, AXIS.objective(price)), close.lookup(price, load)[0].at(load))
+
+
+def test_no_plan_is_sought_at_a_price_where_none_can_be_better():
+    served = (
+        service("a", "resnet50", 600.0, 30.0),
+        service("b", "vgg19", 400.0, 30.0),
+        service("c", "ssd", 300.0, 55.0),
+    )
+    asked = replace(random_request(0), services=served, fleet=(fleet(4),))
+    sought = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3))
+    never = make_envelope(asked, AXIS, (0.5, 1.2), EnvelopeEffort(first=3, loads=3, better_ratio=1.0))
+    ends = {never.prices[0], never.prices[-1], 1.0}
+    assert {point.price for point in never.points} == ends, "the cost is above 0 at every price between the ends"
+    assert len(sought.points) > len(never.points)
+    for load in sought.loads:
+        for price in sought.prices[::8]:
+            assert sought.costs(price, load)[1].min() <= never.costs(price, load)[1].min() * (1 + 1e-9)
 
 
 def test_a_plan_made_again_is_no_worse_than_a_look_up_or_a_fresh_plan():

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.perf.queues.batch_queue import late_ratio
+from joulery.policies.placement.provisioning import random_limits
 from joulery.policies.placement.provisioning.random_limits import KnownLimits, random_limit_ms
 
 LATE = 0.01
@@ -41,5 +42,28 @@ def test_a_deadline_below_the_transfer_leaves_nothing_wherever_it_begins():
     known = KnownLimits()
     assert random_limit_ms(10.0, 1.0, [1.0], 5.0, 4.0, LATE) == 0.0
     assert random_limit_ms(10.0, 1.0, [1.0], 0.1, 40.0, LATE, known, "one") > 0
-    assert random_limit_ms(10.0, 1.0, [1.0], 50.0, 40.0, LATE, known, "one") == 0.0
+    assert random_limit_ms(10.0, 1.0, [1.0], 50.0, 40.0, LATE, known, "other") == 0.0
+    assert random_limit_ms(11.0, 1.0, [1.0], 50.0, 40.0, LATE, known, "other") == 0.0
     assert random_limit_ms(10.0, 1.0, [1.0], 0.1, 40.0, LATE, known, "one") > 0
+
+
+def test_a_limit_is_sought_in_few_tries_and_the_same_one_never_twice(monkeypatch):
+    tries = []
+    seen = random_limits.late_ratio
+    monkeypatch.setattr(random_limits, "late_ratio", lambda *args: tries.append(args) or seen(*args))
+    known = KnownLimits()
+    for count, rate in enumerate((200.0, 202.0, 204.0)):
+        tries.clear()
+        limit = random_limit_ms(rate, 1.0, shape(4), 0.1, 30.0, LATE, known, "one")
+        assert len(tries) <= (3 if count else 9)
+        tries.clear()
+        assert random_limit_ms(rate, 1.0, shape(4), 0.1, 30.0, LATE, known, "one") == limit
+        assert not tries
+
+
+def test_limits_kept_are_those_asked_for_last():
+    known = KnownLimits()
+    for rate in range(1, 200):
+        known.keep("one", float(rate), rate)
+    assert known.exactly("one", 199.0) == 199 and known.exactly("one", 1.0) is None
+    assert known.expected("one", 200.0) == 200 and known.expected("other", 1.0) == 0

@@ -353,9 +353,18 @@ class _Search:
             if pair is None or price is None:
                 return found
             tried.add((id(pair[0]), id(pair[1])))
+            least = self._cost(pair[0], price) * (1 - self._effort.better_ratio)
+            if self._above_chord(found, price) >= least:
+                continue  # what costs least is concave in the price, so no plan can be that much better
             between = solve(price)
-            if self._cost(between, price) < self._cost(pair[0], price) * (1 - self._effort.better_ratio):
+            if self._cost(between, price) < least:
                 found.append(between)
+
+    def _above_chord(self, found: Sequence[EnvelopePlan], price: float) -> float:
+        """What no plan costs less than at a price, by the best plans at the prices beside it that were planned for."""
+        planned = sorted({each.price for each in found})
+        costs = [min(self._cost(each, other) for each in found) for other in planned]
+        return float(np.interp(price, planned, costs))
 
     def _frontier(
         self, load: float, plans: Sequence[EnvelopePlan], prices: tuple[float, float]

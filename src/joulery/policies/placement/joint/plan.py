@@ -79,7 +79,7 @@ def plan_problem(
 
     Args:
         problem: The problem.
-        effort: How hard to try.
+        effort: How hard to try; without ``gaps`` nothing is proven, and the first whole numbers are the plan.
         known: Machines and patterns to begin with; those that do not fit are left out.
 
     Returns:
@@ -96,7 +96,8 @@ def plan_problem(
     near = duals.value * _NEAR_RATIO
     whole = _whole(generator, _QUICK_RATIO, near)
     if _served(whole):
-        best = _improved(generator, proof, whole)
+        first = _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
+        best = _improved(generator, proof, whole) if effort.gaps else first
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
         whole = _whole(generator, _QUICK_RATIO, math.inf)

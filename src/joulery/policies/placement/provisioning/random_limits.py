@@ -11,28 +11,49 @@ from collections.abc import Callable, Hashable, Sequence
 
 from joulery.perf.queues.batch_queue import late_ratio
 
-_HALVINGS = 10
-"""Halvings of the interval in which a limit is sought."""
-_STEPS = 1 << _HALVINGS
-_NEAR, _WIDER = 3, 4
-"""Steps from the one before to the first ones tried, and how many times more with each try."""
+_STEPS = 1 << 10
+"""Steps of the longest time in which a limit is sought."""
+_NEAR, _WIDER = 1, 4
+"""Steps from the expected one to the first ones tried, and how many times more with each try."""
+_FAR = _STEPS // 4
+"""The same where nothing is expected."""
 _RARE = 1e-12
 """Late ratios below this are the same in a logarithm."""
+_STEEP = -6.0
+"""Logarithm of a late ratio, over the greatest that will do, below which it says little of where that one is."""
+_KEPT = 48
+"""Rates whose limits are kept for one thing that is sought: those asked for last."""
 
 
 class KnownLimits:
-    """The step at which each search ended last, by what was sought."""
+    """The steps at which searches ended, by what was sought and the rate."""
 
     def __init__(self) -> None:
-        self._steps: dict[Hashable, int] = {}
+        self._steps: dict[Hashable, dict[float, int]] = {}
 
-    def begin(self, sought: Hashable) -> int:
-        """The step to begin at; 0 where nothing is known."""
-        return self._steps.get(sought, 0)
+    def exactly(self, sought: Hashable, rate_rps: float) -> int | None:
+        """The step for this very rate, where it is known."""
+        return self._steps.get(sought, {}).get(rate_rps)
 
-    def keep(self, sought: Hashable, step: int) -> None:
+    def expected(self, sought: Hashable, rate_rps: float) -> int:
+        """About where the step is: on the line through those of the two nearest rates; 0 where none is known."""
+        known = self._steps.get(sought)
+        if not known:
+            return 0
+        near = sorted(known, key=lambda each: abs(each - rate_rps))[:2]
+        first = known[near[0]]
+        if len(near) == 1 or first == 0 or known[near[1]] == 0:
+            return first
+        slope = (known[near[1]] - first) / (near[1] - near[0])
+        at = round(first + slope * (rate_rps - near[0]))
+        return at if abs(at - first) <= _FAR else first
+
+    def keep(self, sought: Hashable, rate_rps: float, step: int) -> None:
         """Remember where a search ended."""
-        self._steps[sought] = step
+        known = self._steps.setdefault(sought, {})
+        known[rate_rps] = step
+        if len(known) > _KEPT:
+            del known[next(iter(known))]
 
 
 def random_limit_ms(
@@ -54,55 +75,53 @@ def random_limit_ms(
         transfer_ms: What each request of a batch adds beside the execution.
         deadline_ms: The deadline.
         late: Part of the requests that may miss it.
-        known: Where searches ended before; a search that is not among them halves the whole interval.
-        sought: What is sought, but for the rate.
+        known: Where searches ended before.
+        sought: What is sought: everything above but the rate.
 
     Returns:
         0 where no time is short enough.
     """
 
-    def late_at(full_ms: float) -> float:
+    def late_at(step: int) -> float:
+        full_ms = longest * step / _STEPS
         times_s = [(transfer_ms * (size + 1) + full_ms * part) / 1e3 for size, part in enumerate(shape)]
         return late_ratio(rate_rps, scv, times_s, deadline_ms / 1e3)
 
     longest = min(deadline_ms, 1000.0 * len(shape) / rate_rps)
-    begin = 0 if known is None else known.begin(sought)
-    if begin:
-        low = longest * _last_step(lambda at: late_at(longest * at / _STEPS), late, begin) / _STEPS
-    elif late_at(longest * 1e-3) > late:
-        return 0.0
-    else:
-        low = _halved(late_at, late, longest)
+    step = None if known is None else known.exactly(sought, rate_rps)
+    if step is None:
+        step = _last_step(late_at, late, 0 if known is None else known.expected(sought, rate_rps))
     if known is not None:
-        known.keep(sought, round(low / longest * _STEPS))
-    return low
+        known.keep(sought, rate_rps, step)
+    return longest * step / _STEPS
 
 
-def _halved(late_at: Callable[[float], float], late: float, longest: float) -> float:
-    low, high = 0.0, longest
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if late_at(middle) > late else (middle, high)
-    return low
+def _last_step(late_at: Callable[[int], float], late: float, expected: int) -> int:
+    """The last step that is short enough; 0 where the first one is too long.
 
-
-def _last_step(late_at: Callable[[int], float], late: float, begin: int) -> int:
-    """The last step that is short enough; 0 where the first one is too long."""
-    low, high, ratios = 0, _STEPS, dict[int, float]()
-    at, reach = begin, _NEAR
+    Args:
+        late_at: The late ratio at a step; it never falls from one to the next.
+        late: The greatest that will do.
+        expected: About where it is; 0 where that is unknown.
+    """
+    low, high, at, side = 0, _STEPS, expected or _STEPS // 2, 0
+    below = above = math.nan  # logarithms of the late ratios at both ends, over the greatest that will do
+    reach = _NEAR if expected else _FAR
     while high - low > 1:
-        ratios[at] = late_at(at)
-        low, high = (low, at) if ratios[at] > late else (at, high)
-        if low in ratios and high in ratios:
-            at = _between(low, high, *(math.log(max(each, _RARE) / late) for each in (ratios[low], ratios[high])))
-        elif low in ratios:
-            at, reach = min(low + reach, high - 1), _WIDER * reach
+        at = min(max(at, low + 1), high - 1)
+        there = math.log(max(late_at(at), _RARE) / late)
+        if there > 0:
+            high, above, below = at, there, below / 2 if side > 0 else below
         else:
-            at, reach = max(high - reach, low + 1), _WIDER * reach
+            low, below, above = at, there, above / 2 if side < 0 else above
+        side = 1 if there > 0 else -1
+        if math.isnan(below):
+            at, reach = high - reach, _WIDER * reach
+        elif math.isnan(above):
+            at, reach = low + reach, _WIDER * reach
+        elif below < _STEEP:
+            at = (low + high) // 2
+        else:
+            # An end that stays twice counts less (Illinois), so that both come nearer.
+            at = low + round((high - low) * below / (below - above)) if below < above else (low + high) // 2
     return low
-
-
-def _between(low: int, high: int, below: float, above: float) -> int:
-    """A step between two, where a straight line between their values is 0."""
-    at = low + round((high - low) * below / (below - above)) if below < above else (low + high) // 2
-    return min(max(at, low + 1), high - 1)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("from", "hours", "demand", "GPUs", "clocks", "objective", "moves", "woken", "asleep", "switching")
 
+_SAME_PERCENT = 0.05
+"""Totals closer than this are called equal."""
+
 
 def day_view(day: DayPlan) -> RenderableType:
     """One line a period, then the total."""
@@ -39,11 +42,12 @@ def day_view(day: DayPlan) -> RenderableType:
         )
     unit = objective.unit
     saved = 100 * (1 - day.against_ratio)
+    against = "as much as" if abs(saved) < _SAME_PERCENT else f"{saved:.1f} % less than"
     total = (
         f"{_total(unit, day.total)} over the series, of it {_total(unit, day.switching)} for changes (modelled); the "
         f"peak's plan all the time {_total(unit, day.peak_total)}, a plan of its own for each period "
-        f"{_total(unit, day.hourly_total)}, of it {_total(unit, day.hourly_switching)} for changes; {saved:.1f} % less "
-        "than the better of the two"
+        f"{_total(unit, day.hourly_total)}, of it {_total(unit, day.hourly_switching)} for changes; {against} "
+        "the better of the two"
     )
     kept = "Changes keep capacity: GPUs that are opened or changed are ready before the period, others leave after."
     return Group(shown, Text(), Text(total), Text(kept, "dim"))

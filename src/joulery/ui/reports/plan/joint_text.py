@@ -121,8 +121,8 @@ def _table(plan: ProvisionPlan) -> Table:
     shown = Table(box=None, pad_edge=False)
     for heading, justify in (
         *(("GPU", "right"), ("clock", "right"), ("service", "left"), ("model", "left"), ("share", "right")),
-        *(("batch", "right"), ("gets", "right"), ("keeps", "right"), ("latency", "right"), ("limit", "right")),
-        *(("for being there", "right"), ("for requests", "right")),
+        *(("batch", "right"), ("rate", "right"), ("capacity", "right"), ("latency", "right"), ("limit", "right")),
+        *(("process power", "right"), ("request power", "right")),
     ):
         shown.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for first, gpu, count in alike(plan.gpus):
@@ -152,8 +152,8 @@ def _powers(plan: ProvisionPlan) -> Text:
     there_w = math.fsum(each.overhead_w for gpu in plan.gpus for each in gpu.instances)
     requests_w = math.fsum(each.requests_w for gpu in plan.gpus for each in gpu.instances)
     return Text(
-        f"modelled power: idle boards {watts(idle_w)}, hosts {watts(host_w)} as stated, processes for being there "
-        f"{watts(there_w)}, requests {watts(requests_w)}"
+        f"modelled power: idle boards {watts(idle_w)}, hosts {watts(host_w)} as stated, processes without "
+        f"requests {watts(there_w)}, requests {watts(requests_w)}"
     )
 
 

@@ -137,21 +137,23 @@ class BoxGenerator(Generator):
         Knapsacks hold the most valuable items alone; the relaxation needs patterns of every service. Where the pattern
         does not fit, the other item needs fewer units.
         """
-        packing, found = self._packings[index], set[Pattern]()
-        items = np.flatnonzero(values > 0)
-        items = items[np.argsort(-values[items], kind="stable")]
-        value, units, kind = values[items], packing.alone[items], self._kind[items]
+        packing, found, kinds = self._packings[index], set[Pattern](), self._kind.tolist()
+        ranked = np.flatnonzero(values > 0)
+        ranked = ranked[np.argsort(-values[ranked], kind="stable")]
+        value, units = values[ranked], packing.alone[ranked]
+        items, kind = ranked.tolist(), self._kind[ranked].tolist()
         for pattern in sorted(patterns):
             spare = 0 if packing.fit(pattern) is not None else 1
             worth = float(values[list(pattern)].sum())
-            mine = {self._kind[item] for item in pattern}
+            mine = {kinds[item] for item in pattern}
             for item in set(pattern):
                 room = packing.alone[item] - spare
-                others = items[(units <= room) & (value > target - worth + values[item]) & ~np.isin(kind, [*mine])]
-                if len(others):
+                fitting = np.flatnonzero((units <= room) & (value > target - worth + values[item])).tolist()
+                other = next((at for at in fitting if kind[at] not in mine), None)
+                if other is not None:
                     rest = list(pattern)
                     rest.remove(item)
-                    found.add(tuple(sorted([*rest, int(others[0])])))
+                    found.add(tuple(sorted([*rest, items[other]])))
         return found - patterns
 
     def dive(self, step: DiveStep) -> Whole:

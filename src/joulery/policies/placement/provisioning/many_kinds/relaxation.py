@@ -89,26 +89,32 @@ class Column(NamedTuple):
 
 
 class _Uses(NamedTuple):
-    """What a process needs in each box at least: float64[boxes, items, sizes]; memory as a ratio, float64[items]."""
+    """What a process needs in each box at least: float64[sizes, boxes, items]; memory as a ratio, float64[items].
+
+    Where it does not fit it needs 0 units, and ``barred``, which is 0 elsewhere, is infinite.
+    """
 
     units: FloatArray
     power_w: FloatArray
     cache_percent: FloatArray
+    barred: FloatArray
     memory: FloatArray
 
     def cost(self, prices: FloatArray) -> FloatArray:
-        """Of every process at prices of the resources, float64[boxes, items, sizes]; infinite where it does not fit."""
-        units, processes, power, cache, memory = (column[:, None, None] for column in prices.T)
-        fits = self.units < np.inf
-        total = units * np.where(fits, self.units, 0.0) + processes + memory * self.memory[None, :, None]
-        total += power * self.power_w + cache * self.cache_percent
-        return np.where(fits, total, np.inf)
+        """Of every process at prices of the resources, float64[sizes, boxes, items]; infinite where it does not fit."""
+        units, processes, power, cache, memory = (column[:, None] for column in prices.T)
+        total = units * self.units
+        total += power * self.power_w
+        total += cache * self.cache_percent
+        total += processes + memory * self.memory
+        total += self.barred
+        return np.asarray(total, np.float64)
 
     def joined(self, keep: IntArray, other: _Uses) -> _Uses:
         """Those of some boxes, and of others behind them."""
-        pairs = zip(self[:3], other[:3], strict=True)
-        units, power_w, cache_percent = (np.concatenate([mine[keep], more]) for mine, more in pairs)
-        return _Uses(units, power_w, cache_percent, self.memory)
+        pairs = zip(self[:4], other[:4], strict=True)
+        units, power_w, cache_percent, barred = (np.concatenate([mine[:, keep], more], axis=1) for mine, more in pairs)
+        return _Uses(units, power_w, cache_percent, barred, self.memory)
 
 
 class _Services(NamedTuple):
@@ -135,17 +141,20 @@ class _Services(NamedTuple):
         table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
         slope, offset_w, cache_slope, cache_offset, _ = per_item
         # The last size of the table stands for several copies; here each process has a size of its own.
-        units, ability = table.units[:, :, :-1], table.ability[:, :, :-1]
+        units = np.ascontiguousarray(np.moveaxis(table.units[:, :, :-1], 2, 0), np.float64)
+        ability = np.ascontiguousarray(np.moveaxis(table.ability[:, :, :-1], 2, 0))
+        fits = units < NEVER
         return _Uses(
-            np.where(units < NEVER, units, np.inf),
-            slope[None, :, None] * ability + offset_w[None, :, None],
-            cache_slope[None, :, None] * ability + cache_offset[None, :, None],
+            np.where(fits, units, 0.0),
+            slope * ability + offset_w,
+            cache_slope * ability + cache_offset,
+            np.where(fits, 0.0, np.inf),
             self.memory[index],
         )
 
     def cheapest(self, cost: FloatArray) -> FloatArray:
         """The cheapest way to serve one of each kind in each box, float64[boxes, kinds]."""
-        each = cost.min(axis=2) * self.replicas
+        each = cost.min(axis=0) * self.replicas
         return np.asarray(np.minimum.reduceat(each, self.starts, axis=1), np.float64)
 
 
@@ -299,18 +308,21 @@ class BoxRelaxation:
 
     def _near(self, index: int, cost: FloatArray, cheapest: FloatArray, values: FloatArray) -> list[Column]:
         """The columns of the cheapest boxes of each kind that the master problem does not know."""
-        some, known, new = self._some, self._known[index], list[Column]()
-        ends = np.r_[some.starts[1:], len(some.kind)]
+        some, known = self._some, self._known[index]
         order = np.argsort(cheapest, axis=0, kind="stable")[:_BOXES_EACH]
         close = np.take_along_axis(cheapest, order, axis=0) <= values * _NEAR
-        each = cost.min(axis=2) * some.replicas
-        for rank, kind in np.argwhere(close).tolist():
-            box, first = int(order[rank, kind]), int(some.starts[kind])
-            item = first + int(each[box, first : ends[kind]].argmin())
-            column = Column(box, item, int(cost[box, item].argmin()))
-            if column not in known:
-                known[column] = None
-                new.append(column)
+        rank, kind = np.nonzero(close)
+        box = order[rank, kind]
+        # The items of a kind lie side by side: those of every kind in a row, the last one again where there are fewer.
+        ends = np.r_[some.starts[1:], len(some.kind)]
+        longest = int((ends - some.starts).max())
+        items = np.minimum(some.starts[kind, None] + np.arange(longest), ends[kind, None] - 1)
+        each = cost[:, box[:, None], items].min(axis=0) * some.replicas[items]
+        item = items[np.arange(len(kind)), each.argmin(axis=1)]
+        size = cost[:, box, item].argmin(axis=0)
+        found = map(Column, box.tolist(), item.tolist(), size.tolist())
+        new = [column for column in dict.fromkeys(found) if column not in known]
+        known.update(dict.fromkeys(new))
         return new
 
     def _raised(self, index: int, prices: FloatArray, best: FloatArray) -> FloatArray:
@@ -346,8 +358,8 @@ class BoxRelaxation:
         uses, some, count = self._uses[index], self._some, len(columns)
         box, item, size = np.array(columns, np.int64).T
         limited = np.isfinite(_limits(self._packings[index], self._boxes[index]))[box]
-        of_each = uses.units[box, item, size], np.ones(count), uses.power_w[box, item, size]
-        used = np.stack([*of_each, uses.cache_percent[box, item, size], uses.memory[item]], axis=1)
+        of_each = uses.units[size, box, item], np.ones(count), uses.power_w[size, box, item]
+        used = np.stack([*of_each, uses.cache_percent[size, box, item], uses.memory[item]], axis=1)
         # The row of its service first, then those of the limits of its box.
         held = np.concatenate([np.ones((count, 1), np.bool_), limited], axis=1)
         rows = np.concatenate([some.kind[item, None], self._first_row(index) + 5 * box[:, None] + np.arange(5)], axis=1)
@@ -372,7 +384,8 @@ class BoxRelaxation:
         for (index, column), amount in zip(columns, placed, strict=True):
             if amount > 0:
                 uses, often = self._uses[index], amount * self._some.replicas[column.item]
-                self._load[index][:, column.box] += often * uses.power_w[column], often * uses.cache_percent[column]
+                held = column.size, column.box, column.item
+                self._load[index][:, column.box] += often * uses.power_w[held], often * uses.cache_percent[held]
         return prices
 
     def _understated(self, index: int) -> tuple[FloatArray, FloatArray]:
@@ -396,16 +409,16 @@ class BoxRelaxation:
         self._boxes[index] = boxes.where(keep).joined(halves)
         self._uses[index] = self._uses[index].joined(keep, some.uses(index, halves))
         self._prices[index] = np.concatenate([mine[keep], mine[chosen], mine[chosen]])
-        units = self._uses[index].units
+        fits = self._uses[index].barred == 0
         self._known[index] = {
             column: None
             for box, item, size in known
-            if costs[box, item, size] * some.replicas[item] <= _KEPT * self._bound.values[some.kind[item]]
+            if costs[size, box, item] * some.replicas[item] <= _KEPT * self._bound.values[some.kind[item]]
             for column in (Column(half, item, size) for half in moved[box])
-            if units[column] < np.inf
+            if fits[column.size, column.box, column.item]
         }
-        self._gpus[index] = np.zeros(len(units))
-        self._load[index] = np.zeros((2, len(units)))
+        self._gpus[index] = np.zeros(fits.shape[1])
+        self._load[index] = np.zeros((2, fits.shape[1]))
 
 
 def _spread(packings: Sequence[Packing], items: Sequence[Item], kinds: int, most: int) -> IntArray:
