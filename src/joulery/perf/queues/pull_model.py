@@ -136,4 +136,4 @@ def _quantile(
         over = middle[..., None] - service
         exceed = at_once * ndtr(over * steepness) + waits * np.exp(np.minimum(over * falls, 0.0))
         low = np.where(exceed.sum(axis=-1) > tail, middle, low)
-    return low + width / 2
+    return np.asarray(low + width / 2, np.float64)

@@ -310,7 +310,7 @@ class GatewayGroup:
         return False
 
     def _keep_counts(self) -> None:
-        """Keep what an engine server that has ended had counted; what it was not told, gateways tell the next one."""
+        """Keep the counts of an engine server that has ended; gateways report what it did not count to the next one."""
         for one in self.seen:
             self._former[one.name, "received"] += one.ended
             self._former[one.name, "ended"] += one.ended
