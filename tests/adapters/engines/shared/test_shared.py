@@ -53,6 +53,7 @@ class FakeEngine(ServiceMixes):
     def __init__(self) -> None:
         super().__init__()
         self.target: tuple[ReplicaSpec, ...] = ()
+        self.starting = False
         self.limits: dict[str, QueueLimit | None] = {}
         self.go = asyncio.Event()
         self.go.set()
@@ -74,8 +75,10 @@ class FakeEngine(ServiceMixes):
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
         arrival_s = unix_s()
-        if service not in {spec.service for spec in self.target}:
+        if self.starting or service not in {spec.service for spec in self.target}:
             raise RequestError(f"there is no service {service!r}", Outcome.UNKNOWN)
+        if request.variant not in ("", SPEC.variant):
+            raise RequestError(f"{service} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
         self.running += 1
         try:
             await self.go.wait()
@@ -448,11 +451,17 @@ async def test_a_replica_set_that_is_not_there_yet_is_no_unknown_service(tmp_pat
         starting = await asked(client)
         assert isinstance(starting, RequestError) and starting.outcome is Outcome.UNAVAILABLE
         await engine.apply([SPEC])
+        played.engine.starting = True  # as on Ray, whose replicas are seen before they take requests
+        seen = await asked(client)
+        assert isinstance(seen, RequestError) and seen.outcome is Outcome.UNAVAILABLE and seen.retry_after_s
+        played.engine.starting = False
+        variant = await asked(client, ONE._replace(variant="other"))
+        assert isinstance(variant, RequestError) and variant.outcome is Outcome.UNKNOWN
         unknown = await asked(client, service="other")
         assert isinstance(unknown, RequestError) and unknown.outcome is Outcome.UNKNOWN
-        await eventually(lambda: played.server.ledger.ended["g"] == 3)
+        await eventually(lambda: played.server.ledger.ended["g"] == 5)
         await engine.refresh()
-        assert len(played.entries) == 2 and engine.latest.batch.unknown == 1
+        assert len(played.entries) == 3 and engine.latest.batch.unknown == 2
 
 
 async def test_nodes_of_a_cluster_are_metered_and_ordered_through_the_engine_server(tmp_path: Path) -> None:

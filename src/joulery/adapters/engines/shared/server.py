@@ -348,7 +348,7 @@ class GatewayConnection(asyncio.Protocol):
             response = await engine.infer(service, request)
         except RequestError as error:
             self._answered(number, error.variant, "", error.service_s, error.cpu_s)
-            if error.outcome is Outcome.UNKNOWN and not self._runs(engine, service):
+            if error.outcome is Outcome.UNKNOWN and self._starts(engine, service, request):
                 error = RequestError(f"the replicas of {service} are starting", Outcome.UNAVAILABLE, retry_after_s=1.0)
             self.send(m.error_header(number, error))
             return
@@ -371,10 +371,11 @@ class GatewayConnection(asyncio.Protocol):
         except DataError as error:
             self.send(m.error_header(number, RequestError(str(error), Outcome.FAILED, variant=variant)))
 
-    def _runs(self, engine: Engine | None, service: str) -> bool:
-        """Whether a service has replicas; true for one that is not the site's."""
+    def _starts(self, engine: Engine | None, service: str, request: InferRequest) -> bool:
+        """Whether a service of the site is unknown to the engine because its first replicas are not ready."""
         known = service in self.server.state.settings.get("services", ())
-        return not known or (engine is not None and any(view.spec.service == service for view in engine.replicas()))
+        runs = engine is not None and any(view.spec.service == service for view in engine.replicas())
+        return known and not (request.variant and runs)
 
     def _answered(self, number: int, variant: str, replica: str, service_s: float, cpu_s: float) -> None:
         if variant:
