@@ -9,7 +9,7 @@ from joulery.app.planning.envelope import SURE_RATIO, look_up, point_of, site_en
 from joulery.app.planning.envelope_files import envelope_document, read_envelope
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError, InfeasibleError
-from joulery.policies.placement.joint.frontier import EnvelopeEffort
+from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort
 from joulery.store.plans import read_plan
 from joulery.ui.cli import plan as plan_command
 from joulery.ui.reports.plan.envelope_view import envelope_page, sentences
@@ -104,7 +104,7 @@ def test_the_command_makes_keeps_and_draws_one(tmp_path):
     found = run(site, "--envelope", "--intensity", "300 g/kWh", "--limit", "1 us", "--out", out, "--html", page)
     assert found.exit_code == 0, found.output
     assert "loads and prices that plans were made for: no plan costs less" in " ".join(found.output.split())
-    assert len(read_envelope(out).loads) == EnvelopeEffort().first, "the limit ends it before a further load"
+    assert list(read_envelope(out).loads) == list(LOADS), "the limit ends it after the lowest and the highest load"
     assert page.read_text().count("<figure") == 3
 
 

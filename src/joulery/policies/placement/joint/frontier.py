@@ -96,7 +96,7 @@ def make_envelope(
         axis: What is priced.
         loads: The lowest and the highest load.
         effort: How hard to try.
-        proceed: Asked before each further load; no ends the search.
+        proceed: Asked before each load beside the lowest and the highest; no ends the search.
         progress: Called with how many loads are planned for, and the greatest error ratio left.
 
     Returns:
@@ -109,11 +109,16 @@ def make_envelope(
     effort = effort or EnvelopeEffort()
     search = _Search(request, axis, effort, loads[1])
     search.add(loads[0])
-    for load in np.geomspace(loads[0], loads[1], effort.first).tolist()[1:]:
+    too_high = math.inf
+    for load in _farthest_first(np.geomspace(loads[0], loads[1], effort.first).tolist()):
+        if load >= too_high:
+            continue
+        if len(search.loads) > 1 and not proceed():
+            break
         try:
             search.add(load)
         except InfeasibleError:
-            break
+            too_high = load
         progress(len(search.loads), math.inf)
     while True:
         table = search.envelope().error_table()
@@ -125,6 +130,18 @@ def make_envelope(
             search.add(zone.load, zone.prices)
         if not zones:
             return search.envelope()
+
+
+def _farthest_first(loads: Sequence[float]) -> list[float]:
+    """The loads but the first: the last, then each time the one farthest from those before it. A search that ends early
+    covers the range."""
+    done: set[int] = {0}
+    order: list[float] = []
+    while len(order) < len(loads) - 1:
+        far = max(range(len(loads)), key=lambda at: (min(abs(at - each) for each in done), at))
+        done.add(far)
+        order.append(loads[far])
+    return order
 
 
 def planned_again(request: JointRequest, envelope: Envelope, price: float, load: float) -> ProvisionPlan:
