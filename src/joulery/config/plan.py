@@ -291,15 +291,11 @@ class PlanSection(Section):
     noise_cv: Ratio = Field(alias="noise", default=0.05)
     """Variation of a batch's time from batch to batch that full-slo has to absorb."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _stated_weights_are_the_objective(cls, stated: object) -> object:
-        if isinstance(stated, dict) and stated.get("weights") is not None and "objective" not in stated:
-            return {**stated, "objective": "weights"}
-        return stated
-
     @model_validator(mode="after")
     def _weights_are_stated(self) -> PlanSection:
+        if self.weights is not None and "objective" not in self.model_fields_set:
+            object.__setattr__(self, "objective", "weights")  # the section is frozen
+            self.model_fields_set.add("objective")
         if self.objective == "weights" and self.weights is None:
             raise problem(
                 "needs plan.weights beside it: what energy, carbon and rent are worth",
