@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from joulery.accounting.charge import divide_power
 from joulery.accounting.operations.align import align, canonical, matched
 from joulery.accounting.steps import PowerSteps
+from joulery.adapters.tracers.inject.jax_recorder import JaxRecorder
 from joulery.adapters.tracers.recordings import clock_fit
 from joulery.adapters.tracers.torch import TorchTracer
 from joulery.app.wiring.tracers import open_tracer
@@ -260,6 +262,27 @@ def test_nothing_recorded_says_why(tmp_path: Path) -> None:
     assert "ended after 3 step(s)" in TorchTracer().recorded(str(tmp_path), None)[1][-1]
     (tmp_path / "torch-1.marks").write_text('{"kind": "begin", "pid": 1}\n')
     assert "killed before a cycle of steps was complete" in TorchTracer().recorded(str(tmp_path), None)[1][-1]
+
+
+def test_a_recording_that_failed_is_no_program_that_was_killed(tmp_path: Path) -> None:
+    recorder = JaxRecorder(tmp_path, 0, 0, 3, 1)
+    recorder._mark({"kind": "begin", "pid": recorder._pid})
+    recorder._fail(AttributeError("no such session"))
+    recorder.finish()
+    sessions, notes = open_tracer("jax").recorded(str(tmp_path), None)
+    assert sessions == [] and not any("killed" in note for note in notes)
+    assert "no such session" in notes[-1] and notes[-1].startswith("no step was recorded")
+
+
+@pytest.mark.parametrize("name", ["profile_session", "session"])
+def test_jax_says_under_either_name_that_a_profile_is_taken(tmp_path: Path, name: str) -> None:
+    """``profile_session`` until JAX 0.11, ``session`` since 0.12."""
+    recorder = JaxRecorder(tmp_path, 0, 0, 3, 1)
+    state = SimpleNamespace(**{name: None})
+    recorder._profiling = SimpleNamespace(_profile_state=state)
+    assert not recorder._taken()
+    setattr(state, name, object())
+    assert recorder._taken()
 
 
 def test_a_program_killed_after_a_cycle_keeps_it_and_says_so(tmp_path: Path) -> None:

@@ -61,10 +61,13 @@ class RecordingTracer:
         sessions: list[TracedSession] = []
         notes: list[str] = []
         begun: set[int] = set()
+        failed: dict[int, str] = {}
         ended: dict[int, Mapping[str, Any]] = {}
         for entry in _marks(place, self._framework, notes):
-            if entry["kind"] == "note":
+            if entry["kind"] in ("note", "failed"):
                 notes.append(entry["text"])
+            if entry["kind"] == "failed":
+                failed[int(entry["pid"])] = entry["text"]
             elif entry["kind"] == "begin":
                 begun.add(int(entry["pid"]))
             elif entry["kind"] == "end":
@@ -78,7 +81,7 @@ class RecordingTracer:
                 f"{elsewhere} steps of optimizers in other threads are not counted as steps; their operations are "
                 "recorded where they ran beside recorded steps"
             )
-        killed = len(begun - ended.keys())
+        killed = len(begun - ended.keys() - failed.keys())
         if killed:
             what = "the program was" if killed == 1 else f"{killed} processes were"
             notes.append(
@@ -91,6 +94,8 @@ class RecordingTracer:
                 if not begun
                 else "no step was recorded: the program was killed before a cycle of steps was complete"
                 if killed
+                else f"no step was recorded: {next(iter(failed.values()))}"
+                if failed
                 else f"no step was recorded: the program ended after {most} step(s), before the schedule reached one"
             )
         return sessions, notes

@@ -282,7 +282,8 @@ class Cycles(ABC):
         """Recording is over, for this reason."""
         self._retire()
         try:
-            self._mark({"kind": "note", "text": f"recording ended early: {type(error).__name__}: {error}"})
+            text = f"recording ended early: {type(error).__name__}: {error}"
+            self._mark({"kind": "failed", "pid": self._pid, "text": text})
         except OSError:
             self._recording = False
 

@@ -102,6 +102,9 @@ class JaxRecorder(XlaCycles):
         for name in ("grad", "value_and_grad"):
             setattr(self._jax, name, self._differentiating(getattr(self._jax, name)))
         self._jax.profiler.start_trace = self._profiling.start_trace = self._yielding(self._profiling.start_trace)
+        session = getattr(self._profiling, "ProfileSession", None)
+        if session is not None:  # since JAX 0.12 start_trace makes one, and a program may
+            session.start = self._yielding(session.start)
         self._installed()
 
     def _standing_in(self, jit: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +177,9 @@ class JaxRecorder(XlaCycles):
                 leaf.block_until_ready()
 
     def _taken(self) -> bool:
-        return getattr(self._profiling, "_profile_state").profile_session is not None  # noqa: B009
+        # JAX calls it ``session`` since 0.12.
+        state = getattr(self._profiling, "_profile_state")  # noqa: B009
+        return getattr(state, "session", None) is not None or getattr(state, "profile_session", None) is not None
 
     def _start_into(self, folder: str) -> None:
         options = self._jax.profiler.ProfileOptions()
