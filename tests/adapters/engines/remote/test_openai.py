@@ -1,6 +1,7 @@
 """Any OpenAI-compatible server as an engine, honest and otherwise."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -97,6 +98,21 @@ async def test_another_model_is_refused_in_a_whole_answer_too_and_a_dated_releas
     (event,) = [event async for event in engine.generate(chat(stream=False), None)]
     await engine.close()
     assert event.usage is None
+
+
+async def test_a_last_piece_that_names_no_model_does_not_end_the_answer() -> None:
+    """Some servers name the model in the pieces of text alone, not in the one with the usage."""
+    pieces = [
+        {"model": "gpt-9", "choices": [{"delta": {"content": "x"}}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}},
+    ]
+    text = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text, headers=headers))
+    engine = OpenAiEngine(Upstream("http://far", "gpt-9"), transport=transport)
+    events = [event async for event in engine.generate(chat(), None)]
+    await engine.close()
+    assert events[-1].usage is not None and events[-1].usage.completion_tokens == 1
 
 
 async def test_a_server_that_is_not_there_or_does_not_know_the_model() -> None:

@@ -336,8 +336,10 @@ class OpenAiEngine:
             raise self._error(f"failed: {text}", Outcome.CRASHED)
         response = data.get("response")
         named = response.get("model") if isinstance(response, dict) else data.get("model")
-        partial = str(data.get("type", "")).startswith("response.") and named is None
-        if self.upstream.check_model and not partial and not _same_model(named, self.upstream.model):
+        # Pieces without text may name no model: those of a Responses stream, some servers' usage at the end.
+        textless = str(data.get("type", "")).startswith("response.") or not data.get("choices", True)
+        unnamed = named is None and textless
+        if self.upstream.check_model and not unnamed and not _same_model(named, self.upstream.model):
             raise self._error(f"answered as model {named!r}", Outcome.CRASHED)
         return data
 
