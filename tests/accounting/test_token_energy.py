@@ -52,6 +52,38 @@ def test_what_an_engine_uses_between_requests_has_no_owner() -> None:
     assert book.totals.unattributed_j == 6.0
 
 
+def test_what_a_request_did_since_the_last_reading_is_charged_ahead_and_a_reading_pays_for_it() -> None:
+    book = TokenBook()
+    for number in (1, 2):
+        book.began("llm", number)
+    assert not book.can_charge_ahead("llm", 1), "nothing says what a token takes"
+    for number in (1, 2):
+        book.moved("llm", number, written=10)
+    book.settle(40.0, 0.0, {"llm": 40.0}, 0.5)
+    assert book.can_charge_ahead("llm", 1)
+    book.moved("llm", 1, written=5)
+    assert book.ended("llm", 1) == (pytest.approx(20.0 + 5 * 2.0), pytest.approx(15.0))
+    assert book.totals.requests_j == pytest.approx(40.0), "only what was read"
+    book.moved("llm", 2, written=5)
+    book.settle(24.0, 0.0, {"llm": 24.0}, 0.5)
+    assert book.ended("llm", 2) == (pytest.approx(20.0 + 12.0), pytest.approx(16.0)), "half of the tokens were its own"
+    assert book.totals.requests_j == pytest.approx(62.0) and book.totals.requests_g == pytest.approx(31.0)
+    assert book.totals.unattributed_j == pytest.approx(2.0), "the first was charged 10 J of 12"
+
+
+def test_what_was_charged_ahead_is_paid_by_later_readings_too_and_never_twice() -> None:
+    book = TokenBook()
+    book.began("llm", 1)
+    book.moved("llm", 1, written=10)
+    book.settle(10.0, 0.0, {"llm": 10.0})
+    book.moved("llm", 1, written=10)
+    assert book.ended("llm", 1) == (pytest.approx(20.0), None)
+    for total_j, requests_j in ((4.0, 14.0), (4.0, 18.0), (4.0, 20.0), (4.0, 20.0)):
+        book.settle(total_j, 0.0, {"llm": total_j})
+        assert book.totals.requests_j == pytest.approx(requests_j)
+    assert book.totals.unattributed_j == pytest.approx(26.0 - 20.0)
+
+
 def test_unknown_energy_is_unknown_and_not_zero() -> None:
     book = TokenBook()
     book.began("llm", 1)
@@ -107,8 +139,10 @@ def test_requests_idle_and_unattributed_are_the_total_whatever_happens(steps) ->
         elif what == "end" and number in here:
             here.remove(number)
             paid.append(book.ended("llm", number))
+        assert book.totals.unattributed_j >= -1e-9, "what is charged ahead is not counted before it is read"
     for number in sorted(here):
         paid.append(book.ended("llm", number))
+    book.settle(1e6, 0.0, {"llm": 1e6}, 0.1)  # more than was charged ahead
     totals = book.totals
     assert totals.requests_j == pytest.approx(sum(energy_j for energy_j, _ in paid), abs=1e-9)
     assert totals.requests_g == pytest.approx(0.1 * totals.requests_j, abs=1e-9)

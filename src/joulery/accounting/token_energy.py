@@ -5,6 +5,9 @@ requests in proportion to the tokens they moved meanwhile: one a token written, 
 is done many tokens at a time). Joules of a stretch in which nothing moved wait for the next in which something does;
 the energy of an engine without a request is unattributed. Always ``requests + idle + unattributed = total``.
 
+A meter that is read seldom says nothing of the last moments of a request that ends. They are charged ahead, by the
+tokens it moved since the last reading and the joules a token took of late; the next readings pay for them.
+
 Requests that are answered whole (embeddings) show no progress. While an engine has no others, they share its joules as
 they are used, by the tokens each was given to read.
 """
@@ -12,6 +15,7 @@ they are used, by the tokens each was given to read.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +24,10 @@ from joulery.domain.errors import DataError
 PROMPT_WEIGHT = 0.25
 """Work of reading one token in units of writing one; assumed. SmolLM2 on a CPU: 385 against 207 tokens a second."""
 _ROUNDING = 1e-9
+_LATE_READINGS = 3
+"""Readings from which the joules of a token are taken: a board renews its counter only a few times a second."""
+_RECOVERED = 0.2
+"""Part of a reading of running requests that may pay for what ended ones were charged too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,48 @@ class _Energy:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine: its requests, their tokens since the last reading, and joules not yet assigned to a request."""
+    """One engine.
+
+    Attributes:
+        requests, whole: Its requests; tokens of those that are answered whole.
+        moved: Tokens of its requests since the last reading.
+        gone: Tokens since the last reading of requests that have ended.
+        pending: Joules not yet assigned to a request.
+        ahead_j: Charged to requests that have ended, less what readings had for them.
+        late: Joules and tokens between the latest readings.
+        g_per_j: Grams of a joule at the last reading.
+        own_ratio: Share of its joules that is its requests'.
+    """
 
     requests: dict[int, _Energy] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     whole: dict[int, float] = field(default_factory=dict)
     pending: _Energy = field(default_factory=_Energy)
+    ahead_j: float = 0.0
+    gone: float = 0.0
+    late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATE_READINGS))
+    g_per_j: float = math.nan
     own_ratio: float = 1.0
+
+    def read(self, energy_j: float, g_per_j: float) -> _Energy:
+        """A reading of its requests' joules: the part of those that still run. The rest pays what was charged ahead."""
+        moved, gone = math.fsum(self.moved.values()), self.gone
+        self.gone, self.g_per_j = 0.0, g_per_j
+        if math.isnan(energy_j):
+            return _energy(energy_j, g_per_j)
+        covers_j = min(energy_j, max(0.0, self.ahead_j))
+        if moved + gone > 0:
+            self.late.append((energy_j, moved + gone))
+            fair_j = energy_j * gone / (moved + gone)
+            covers_j = fair_j + min(_RECOVERED * (energy_j - fair_j), max(0.0, self.ahead_j - fair_j))
+        self.ahead_j -= covers_j
+        return _energy(energy_j - covers_j, g_per_j)
+
+    @property
+    def j_per_token(self) -> float:
+        """Joules of a token of late; NaN while no reading says."""
+        tokens = math.fsum(tokens for _, tokens in self.late)
+        return math.fsum(energy_j for energy_j, _ in self.late) / tokens if tokens > 0 else math.nan
 
 
 class TokenBook:
@@ -83,8 +126,20 @@ class TokenBook:
 
     @property
     def totals(self) -> EnergyTotals:
-        """The sums up to the last ``settle``."""
-        return EnergyTotals(self._total_j, self._idle_j, self._requests_j, self._requests_g)
+        """The sums up to the last ``settle``; what was charged ahead of the meters is not among them."""
+        ahead_j = math.fsum(max(0.0, state.ahead_j) for state in self._engines.values())
+        ahead_g = ahead_j * self._requests_g / self._requests_j if ahead_j > 0 else 0.0
+        return EnergyTotals(self._total_j, self._idle_j, self._requests_j - ahead_j, self._requests_g - ahead_g)
+
+    def busy(self, engine: str) -> bool:
+        """Whether an engine has requests."""
+        state = self._engines.get(engine)
+        return state is not None and bool(state.requests)
+
+    def can_charge_ahead(self, engine: str, number: int) -> bool:
+        """Whether a request that ends now can be charged without a reading."""
+        state = self._engines[engine]
+        return number not in state.whole and not math.isnan(state.j_per_token)
 
     def began(self, engine: str, number: int, whole_tokens: float = 0.0) -> None:
         """A request was given to an engine; ``settle`` first.
@@ -144,16 +199,29 @@ class TokenBook:
         self._idle_j += idle_j
         for name, energy_j in engines_j.items():
             state = self._engines.get(name)
-            if state is not None and state.requests:
-                state.pending.add(_energy(energy_j * state.own_ratio, g_per_j))
+            if state is None:
+                continue
+            left = state.read(energy_j * state.own_ratio, g_per_j)
+            if state.requests:
+                state.pending.add(left)
                 self._hand_out(state)
 
-    def ended(self, engine: str, number: int) -> tuple[float | None, float | None]:
-        """A request left its engine: its joules and its grams, None where unknown; ``settle`` first."""
+    def ended(self, engine: str, number: int, unread_j: float = math.inf) -> tuple[float | None, float | None]:
+        """A request left its engine: its joules and its grams, None where unknown.
+
+        Args:
+            engine, number: Where it ran, and its number. ``settle`` first, or see :meth:`can_charge_ahead`.
+            unread_j: What the engine can have used since the last reading: no more is charged ahead.
+        """
         state = self._engines[engine]
         spent = state.requests.pop(number)
-        state.moved.pop(number, None)
-        state.whole.pop(number, None)
+        tokens = state.moved.pop(number, 0.0)
+        if state.whole.pop(number, None) is None and tokens > 0 and not math.isnan(state.j_per_token):
+            unread_j = max(0.0, unread_j * state.own_ratio - state.ahead_j)
+            ahead = _energy(min(tokens * state.j_per_token, unread_j), state.g_per_j)
+            state.ahead_j += ahead.energy_j
+            state.gone += tokens
+            self._give(spent, ahead, 1.0)
         if not state.requests:
             # The only request: none of its tokens was counted, and no other request did work.
             self._give(spent, state.pending, 1.0)

@@ -9,7 +9,7 @@ import pytest
 from joulery.adapters.engines.remote.llama import LlamaEngine
 from joulery.adapters.engines.remote.openai import OpenAiEngine
 from joulery.adapters.models import smollm2
-from joulery.app.serving.llm import llm_engine, open_llm_site
+from joulery.app.serving.llm import llm_engine, open_llm_site, upstream_boards
 from joulery.app.serving.llm_site import llm_facts
 from joulery.config import load
 from joulery.domain.errors import ConfigError
@@ -165,6 +165,7 @@ async def test_every_device_of_a_model_is_metered_and_an_unmetered_one_is_noted(
     async with AsyncExitStack() as stack:
         text = open_llm_site(far(tmp_path, "[gpu:6, gpu:7]"), stack=stack)
         assert text.devices == {"far": ("gpu:6", "gpu:7")}
+        assert upstream_boards(far(tmp_path, "[gpu:6, gpu:7]")) == ("gpu:6", "gpu:7"), "no process there is joulery's"
         assert text.aliases == {"gpt": "far"}
         for device in ("gpu:6", "gpu:7"):
             assert any(device in note and "far" in note for note in text.notes)

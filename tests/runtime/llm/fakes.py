@@ -85,13 +85,16 @@ def forecaster(predictor=None, cache=None):
 class FakeMachine:
     """One CPU counter that a test moves by hand."""
 
-    def __init__(self, idle_w=10.0, device="cpu:0", kind=ReadingKind.COUNTER):
-        self.channels = (Channel(device, "package", kind, "fake", Quality.MEASURED, idle_w=idle_w, wrap_j=1000.0),)
+    def __init__(self, idle_w=10.0, device="cpu:0", kind=ReadingKind.COUNTER, update_s=0.0):
+        facts = {"idle_w": idle_w, "wrap_j": 1000.0, "update_s": update_s}
+        self.channels = (Channel(device, "package", kind, "fake", Quality.MEASURED, **facts),)
         self.value, self.busy_s, self.now_s = 0.0, 0.0, 100.0
+        self.shown, self.shown_s, self.reads = 0.0, self.now_s, 0
         self.closed = False
 
     def read(self):
-        return (self.value,)
+        self.reads += 1
+        return (self.shown if self.channels[0].update_s else self.value,)
 
     def notes(self):
         return ()
@@ -102,4 +105,6 @@ class FakeMachine:
     def spend(self, seconds, watts, busy_s=math.nan):
         self.now_s += seconds
         self.value += seconds * watts
+        if self.now_s - self.shown_s >= self.channels[0].update_s:
+            self.shown, self.shown_s = self.value, self.now_s
         self.busy_s += 0.0 if math.isnan(busy_s) else busy_s

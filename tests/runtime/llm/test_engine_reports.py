@@ -52,6 +52,33 @@ def test_an_equal_other_client_has_half_and_a_restart_or_silence_changes_nothing
     assert reports.load is None
 
 
+def test_tokens_that_arrive_late_are_no_other_clients() -> None:
+    """A gateway that is slower than its engine: the engine reports what has not arrived yet, for seconds."""
+    time = Time()
+    reports, made, own = EngineReports(time), 0.0, 0
+    for second in range(8):
+        time.now_s = float(second)
+        reports.add(EngineLoad(48, 16, generated_tokens=made), own_requests=64)
+        assert reports.own_ratio == 1.0
+        made += 10_000 if second < 5 else 0
+        own += 6_000
+        reports.generated(6_000)
+    reports.generated(int(made) - own)
+    time.now_s += 1.0
+    reports.add(EngineLoad(0, 0, generated_tokens=made))
+    assert reports.own_ratio == 1.0
+
+
+def test_another_client_beside_own_requests_is_seen_by_its_requests_and_its_tokens() -> None:
+    time = Time()
+    reports = EngineReports(time)
+    for second in range(8):
+        time.now_s = float(second)
+        reports.add(EngineLoad(6, 0, generated_tokens=400.0 * second), own_requests=4)
+        reports.generated(300)
+    assert reports.own_ratio == pytest.approx(0.75)
+
+
 async def test_queue_and_cache_say_how_many_fit() -> None:
     engine = FakeEngine(Dialect.VLLM)
     llm = LLMService("llm", engine, forecaster(), LLMSettings())

@@ -145,3 +145,72 @@ def test_an_engine_on_several_boards_is_charged_for_all_of_them() -> None:
     share = meter.ended("llm", 1)
     assert share is not None
     assert share.energy_j == pytest.approx(8 * 100.0 * 2.0)
+
+
+def board(update_s=0.1):
+    """A GPU whose counter is renewed ten times a second."""
+    return FakeMachine(idle_w=math.nan, device="gpu:0", update_s=update_s)
+
+
+@pytest.mark.parametrize("apart", [0, 1, 3])
+def test_requests_are_charged_what_they_took_though_the_counter_of_their_board_moves_in_steps(apart) -> None:
+    """64 answers of 256 tokens that begin and end one after another: the last ones do not pay for what is pending."""
+    machine, running, took_j, shares = board(), {}, dict.fromkeys(range(64), 0.0), {}
+    meter = meter_of(machine)
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
+    for step in range(256 + 64 * apart):
+        for number in (at for at in range(64) if at * apart == step):
+            meter.began("llm", number)
+            running[number] = 256
+        machine.spend(0.006, 150.0 + 2.0 * len(running))
+        for number in list(running):
+            took_j[number] += 0.006 * (150.0 + 2.0 * len(running)) / len(running)
+        for number in list(running):
+            meter.moved("llm", number, written=1)
+            running[number] -= 1
+            if not running[number]:
+                shares[number] = meter.ended("llm", number).energy_j
+                del running[number]
+    off = sorted(abs(shares[number] / took_j[number] - 1.0) for number in shares)
+    assert off[32] <= 0.05 and off[56] <= 0.15, "the first and the last run in a batch that grows or shrinks"
+    assert off[-1] <= 0.4
+    if apart == 0:
+        assert max(shares.values()) <= 1.05 * min(shares.values()), "equal ones"
+    machine.spend(0.5, 120.0)
+    meter.settle()
+    assert meter.totals.requests_j == pytest.approx(sum(shares.values())), "what was charged ahead has been read"
+    assert meter.totals.total_j == pytest.approx(machine.value)
+
+
+def test_a_board_is_read_a_few_times_a_second_and_not_with_every_request() -> None:
+    machine = board()
+    meter = meter_of(machine)
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
+    meter.began("llm", -1)
+    meter.moved("llm", -1, written=1)
+    machine.spend(0.3, 200.0)
+    meter.settle()
+    before, begun_s, charged_j = machine.reads, machine.now_s, []
+    for number in range(1000):
+        meter.began("llm", number)
+        machine.spend(0.002, 200.0)
+        meter.moved("llm", number, written=8)
+        charged_j.append(meter.ended("llm", number).energy_j)
+    assert sum(charged_j) == pytest.approx(400.0, rel=0.1) and max(charged_j) < 3 * 0.4
+    assert machine.reads - before <= (machine.now_s - begun_s) / 0.1 + 1
+
+
+def test_a_first_request_is_charged_what_the_board_took_since_it_began() -> None:
+    """Nothing says yet what a token takes: the board is read at once, also for what is answered whole."""
+    machine = board(update_s=0.1)
+    meter = meter_of(machine)
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
+    machine.spend(0.15, 100.0)
+    meter.began("llm", 1)
+    machine.spend(0.15, 200.0)
+    meter.moved("llm", 1, written=3)
+    assert meter.ended("llm", 1).energy_j == pytest.approx(30.0)
+    meter.began("llm", 2, whole_tokens=5)
+    machine.spend(0.12, 200.0)
+    meter.moved("llm", 2, read=5)
+    assert meter.ended("llm", 2).energy_j == pytest.approx(24.0)

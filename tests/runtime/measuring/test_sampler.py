@@ -294,9 +294,9 @@ def test_a_clock_that_was_set_is_noted(by_ns: int, says: str) -> None:
 
 def test_orders_survive_a_command_line() -> None:
     spec = MeterSpec("cpu-model", {"idle_w": 1.0, "max_w": 2.0})
-    config = SamplerConfig("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True))
+    config = SamplerConfig("/x", 1, 2, True, 0.004, 0.03, (spec,), ("/g", True), boards=("gpu:1",))
     again = SamplerConfig.from_json(config.to_json())
-    assert again.meters == (spec,)
+    assert again.meters == (spec,) and again.boards == ("gpu:1",)
     assert again.to_json() == config.to_json()
     assert SamplerConfig.from_json(SamplerConfig("/x", 1, 2, True, 0.004, 0.03).to_json()).meters is None
 
@@ -462,7 +462,10 @@ def test_it_outlives_nothing(tmp_path: Path, how: str) -> None:
     assert len(read_recordings(tmp_path)["0-fake"].t_ns) > 5
 
 
-def test_gpus_are_shared_out_by_who_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stated", "ratio"), [((), 0.75), (("gpu:0",), 1.0)])
+def test_gpus_are_shared_out_by_who_holds_them_unless_they_are_stated_to_be_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: tuple[str, ...], ratio: float
+) -> None:
     """The driver is a stand-in, in the real process: its one board is held by this process and by another."""
     root = Path(__file__).resolve().parents[3]
     (tmp_path / "gpu_stand_in.py").write_text(
@@ -478,11 +481,11 @@ def test_gpus_are_shared_out_by_who_holds_them(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root), os.environ.get("PYTHONPATH", "")]))
     folder = tmp_path / "samples"
     folder.mkdir()
-    sampler = started(folder, meters=(MeterSpec("nvml", {"module": "gpu_stand_in"}),))
+    sampler = started(folder, meters=(MeterSpec("nvml", {"module": "gpu_stand_in"}),), boards=stated)
     sampler.stop()
     gpu = read_recordings(folder)["gpu"]
     assert gpu.column("busy_ratio:gpu:0")[0] == 1.0
-    assert gpu.column("run_ratio:gpu:0")[0] == pytest.approx(0.75)
+    assert gpu.column("run_ratio:gpu:0")[0] == pytest.approx(ratio)
 
 
 def test_a_writer_is_what_the_loop_expects(tmp_path: Path) -> None:

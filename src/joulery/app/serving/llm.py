@@ -165,6 +165,12 @@ def _family(
     return LanguageFamily(policy, models, grid.at, acts=site.mode is Mode.ACT)
 
 
+def upstream_boards(site: Site) -> tuple[str, ...]:
+    """GPUs of this machine on which servers of the site's language models run: no process there is joulery's."""
+    named = (device for config in site.language_models for device in _devices(config))
+    return tuple(device for device in named if device.startswith("gpu:"))
+
+
 def _devices(config: LanguageModelConfig) -> tuple[str, ...]:
     return config.engine.device or () if isinstance(config.engine, UpstreamConfig) else ("cpu",)
 

@@ -19,6 +19,7 @@ from joulery.app.profiling.upstreams import stated_w
 from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
+from joulery.app.serving.llm import upstream_boards
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
@@ -186,7 +187,9 @@ class _Start:
             self.history,
             engine,
             control,
-            start_sampler=lambda: start_sampler(writer.path / SAMPLES, meters, site.meters.period_s, self.gate.pids),
+            start_sampler=lambda: start_sampler(
+                writer.path / SAMPLES, meters, site.meters.period_s, self.gate.pids, upstream_boards(site)
+            ),
             grid=grid,
             pace=pace,
         )

@@ -113,7 +113,8 @@ class LLMService:
 
     async def read_load(self) -> None:
         """Ask the engine for its load: it may have other clients, whose requests slow joulery's down."""
-        self.reports.add(await self.engine.load())
+        load = await self.engine.load()
+        self.reports.add(load, sum(task.in_engine for task in self._tasks.values()))
         self.steps.others = self.others
         if self._meter is not None:
             self._meter.share_engine(self.name, self.reports.own_ratio)

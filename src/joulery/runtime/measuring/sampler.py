@@ -472,7 +472,8 @@ class Sampler:
             streams.append(ThreadStream(self._sources.threads(), tree.pids, lambda: _records(folder), threads, every))
         for meter in self._meters:
             if isinstance(meter, SharedMeter):
-                gpu = GpuShare([channel.device for channel in meter.channels], meter.holders, tree.pids)
+                boards = [channel.device for channel in meter.channels]
+                gpu = GpuShare(boards, meter.holders, tree.pids, config.boards)
                 every = max(1, round(GPU_SHARE_S / config.period_s))
                 streams.append(SampleStream(gpu.read, self._writer("gpu", gpu.columns, clock), every, name="gpu"))
         return streams

@@ -21,6 +21,7 @@ class SamplerConfig(NamedTuple):
         meters: What to open; None for what this machine has.
         group: Control group of the run, and whether it counts each CPU; None where there is none.
         also: Further processes of the run, with their children.
+        boards: GPUs that are the run's alone, whoever computes on them: a server that runs by itself has them.
         threads: Folder of a traced program; the CPU times of threads are read while it records. None for none.
     """
 
@@ -34,6 +35,7 @@ class SamplerConfig(NamedTuple):
     group: tuple[str, bool] | None = None
     threads: str | None = None
     also: tuple[int, ...] = ()
+    boards: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As one argument of a command line."""
@@ -46,5 +48,6 @@ class SamplerConfig(NamedTuple):
         fields = json.loads(text)
         if fields["meters"] is not None:
             fields["meters"] = tuple(MeterSpec(**spec) for spec in fields["meters"])
-        fields["also"] = tuple(fields.get("also", ()))
+        for name in ("also", "boards"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)

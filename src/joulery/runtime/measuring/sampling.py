@@ -126,9 +126,20 @@ class SamplerProcess:
 
 
 def start_sampler(
-    folder: Path, meters: Sequence[MeterSpec] | None, period_s: float, also: Sequence[int] = ()
+    folder: Path,
+    meters: Sequence[MeterSpec] | None,
+    period_s: float,
+    also: Sequence[int] = (),
+    boards: Sequence[str] = (),
 ) -> SamplerProcess:
     """Start a sampler of this process, of others that belong to it, and of their children; wait until it is ready.
+
+    Args:
+        folder: Where it writes.
+        meters: What it opens; None for what this machine has.
+        period_s: Time between two readings.
+        also: Further processes that belong to this one.
+        boards: GPUs that belong to this process, whoever computes on them.
 
     Raises:
         JouleryError: It cannot start, or a meter that was named cannot be read.
@@ -142,6 +153,7 @@ def start_sampler(
         max_cpu_ratio=MAX_CPU_RATIO,
         meters=None if meters is None else tuple(meters),
         also=tuple(also),
+        boards=tuple(boards),
     )
     sampler = SamplerProcess.start(config)
     try:

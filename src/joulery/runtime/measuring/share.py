@@ -148,7 +148,14 @@ class GpuShare:
     is charged to them; one without processes idles. A process that ended since the previous reading had the board until
     then. Where both have processes, the board is split by the busy time the
     driver reports for each process. Without such a report the whole board is the run's (in a container process numbers
-    do not match), unless others are known to be on it: then the split is unknown (NaN).
+    do not match), unless others are known to be on it: then the split is unknown (NaN). Boards that
+    are stated to be the run's are charged to it whoever computes on them.
+
+    Args:
+        devices: The boards, in order.
+        holders: Which processes use each board (:class:`SharedMeter`).
+        pids: The processes of the run.
+        own: Boards that are the run's.
 
     Attributes:
         columns: ``busy_ratio:gpu:N`` and ``run_ratio:gpu:N`` for each board.
@@ -159,8 +166,10 @@ class GpuShare:
         devices: Collection[str],
         holders: Callable[[], Mapping[str, Mapping[int, float] | None]],
         pids: Callable[[], frozenset[int]],
+        own: Collection[str] = (),
     ) -> None:
         self._devices = tuple(devices)
+        self._own = frozenset(own)
         self.columns = tuple(f"{what}:{device}" for device in self._devices for what in ("busy_ratio", "run_ratio"))
         self._holders = holders
         self._pids = pids
@@ -169,7 +178,10 @@ class GpuShare:
     def read(self) -> tuple[float, ...]:
         """One value a column."""
         held, pids = self._holders(), self._pids()
-        now = {device: board_ratios(held.get(device), pids) for device in self._devices}
+        now = {
+            device: (1.0, 1.0) if device in self._own else board_ratios(held.get(device), pids)
+            for device in self._devices
+        }
         since = {device: _since(self._before.get(device, (0.0, 0.0)), ratios) for device, ratios in now.items()}
         self._before = now
         return tuple(ratio for device in self._devices for ratio in since[device])
