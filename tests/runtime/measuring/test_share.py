@@ -54,12 +54,12 @@ def test_boards_are_read_in_order() -> None:
     assert share.read() == (1.0, 0.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def test_a_board_stated_to_be_the_runs_is_charged_to_it_whoever_computes_there() -> None:
+def test_a_board_stated_to_be_the_runs_is_charged_to_it_whichever_process_computes_there() -> None:
     held = {"gpu:0": {20: 1.0}, "gpu:1": {20: 1.0}}
     share = GpuShare(["gpu:0", "gpu:1"], lambda: held, lambda: OURS, own=["gpu:1"])
     assert share.read() == (1.0, 0.0, 1.0, 1.0)
     held.clear()
-    assert share.read()[2:] == (1.0, 1.0), "idle too: nobody else may use it"
+    assert share.read()[2:] == (1.0, 1.0), "idle too: it is there for the run"
 
 
 def test_a_process_that_ended_since_the_last_reading_had_the_board_until_then() -> None:

@@ -139,7 +139,7 @@ def start_sampler(
         meters: What it opens; None for what this machine has.
         period_s: Time between two readings.
         also: Further processes that belong to this one.
-        boards: GPUs that belong to this process, whoever computes on them.
+        boards: GPUs that belong to this process, whichever process computes there.
 
     Raises:
         JouleryError: It cannot start, or a meter that was named cannot be read.

@@ -149,7 +149,7 @@ class GpuShare:
     then. Where both have processes, the board is split by the busy time the
     driver reports for each process. Without such a report the whole board is the run's (in a container process numbers
     do not match), unless others are known to be on it: then the split is unknown (NaN). Boards that
-    are stated to be the run's are charged to it whoever computes on them.
+    are stated to be the run's are charged to it whichever process computes there.
 
     Args:
         devices: The boards, in order.
