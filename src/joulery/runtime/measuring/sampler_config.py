@@ -21,7 +21,8 @@ class SamplerConfig(NamedTuple):
         meters: What to open; None for what this machine has.
         group: Control group of the run, and whether it counts each CPU; None where there is none.
         also: Further processes of the run, with their children.
-        boards: GPUs that are the run's alone, whichever process computes there: an engine that was started elsewhere has them.
+        boards: GPUs that are the run's alone, whichever process computes there: those of an engine that was started
+            elsewhere.
         threads: Folder of a traced program; the CPU times of threads are read while it records. None for none.
     """
 
