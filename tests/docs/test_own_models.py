@@ -7,10 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from joulery.config import load
@@ -48,6 +49,7 @@ def server(words: list[str], folder: Path) -> Iterator[str]:
             yield json.loads(process.stdout.readline())["url"]
         finally:
             process.terminate()
+            process.stdout.read()  # a site ends with its summary
     assert process.returncode == 0
 
 
@@ -102,8 +104,65 @@ def test_the_site_of_the_page_runs(tmp_path: Path) -> None:
     assert service["failed"] == service["refused"], "a busy machine may refuse, never fail"
 
 
+DOUBLED = """
+import onnx
+from onnx import TensorProto, helper
+
+two = helper.make_tensor("two", TensorProto.FLOAT, [1], [2.0])
+graph = helper.make_graph(
+    [helper.make_node("Mul", ["x", "two"], ["y"])],
+    "net",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 2])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 2])],
+    [two],
+)
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "resnet18.onnx")
+"""
+INDENTED = re.compile(r"^```yaml\n(    concurrency: .*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@contextmanager
+def upstreams(text: str, folder: Path) -> Iterator[str]:
+    """Starts a server for each address in a site file; the file with their addresses."""
+    with ExitStack() as stack:
+        for host, model in re.findall(r"http://(gpu\d):8000/(\w+)", text):
+            line = [sys.executable, "-m", "tests.fakes.open_inference_server", "0", model, "0.005", f"{folder}/{model}"]
+            process = stack.enter_context(subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            text = text.replace(
+                f"http://{host}:8000/{model}", f"http://127.0.0.1:{int(process.stdout.readline())}/{model}"
+            )
+        yield text
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_site_with_models_on_other_servers_runs(mixed: bool, tmp_path: Path) -> None:
+    """As it is shown, and with the lines of the section that has one variant here."""
+    (section,) = [one for one in sections() if one.startswith("A model on another server")]
+    (text,) = SITE.findall(section)
+    if mixed:
+        (lines,) = INDENTED.findall(section)
+        text = text[: text.index("    concurrency:")] + "    policy: {kind: clover, lambda: 15 %, base_intensity: 250 g/kWh}\n" + lines
+        subprocess.run([sys.executable, "-c", DOUBLED], cwd=tmp_path, check=True)
+    with upstreams(text, tmp_path) as played:
+        (tmp_path / "photos.yaml").write_text(played)
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
+        with server(["serve", "photos.yaml"], tmp_path) as url:
+            for variant in ("large", "small"):
+                answer = httpx.post(f"{url}/v2/models/photos/versions/{variant}/infer", json=body, timeout=None)
+                if answer.status_code == 503:
+                    continue  # the layout has no slot for it
+                assert answer.headers["x-joulery-variant"] == variant
+                assert answer.json()["outputs"][0]["data"] == [2.0, 4.0]
+            answer = httpx.post(f"{url}/v2/models/photos/infer", json=body, timeout=None)
+            assert answer.status_code == 200 and answer.headers["x-joulery-variant"] in ("large", "small")
+            assert float(answer.headers["x-joulery-energy-j"]) > 0
+            assert answer.headers["x-joulery-quality"] in ("assumed", "modelled")
+
+
 def test_every_site_of_the_page_is_accepted(tmp_path: Path) -> None:
-    """tests/e2e plays the one with other servers (test_up_upstreams.py) and a canary (test_up.py)."""
+    """tests/e2e plays a canary (test_up.py)."""
     (tmp_path / "net.pt2").touch()
     texts = SITE.findall(PAGE.read_text())
     assert len(texts) == 3
