@@ -5,6 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 import httpx
+import orjson
 import pytest
 
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
@@ -13,6 +14,7 @@ from joulery.domain.serving.engine import Outcome
 from joulery.domain.serving.generation import Dialect
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
+from joulery.gateway.body import BodyReader, Limits
 from joulery.gateway.llm_metrics import LLMMetrics
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
@@ -482,3 +484,47 @@ async def test_no_error_of_a_server_shows_its_address_to_a_client() -> None:
             assert answer.status_code >= 400
             assert "127.0.0.1" not in answer.text
             assert "http://" not in answer.text
+
+
+async def test_pieces_that_arrive_together_are_sent_together_and_those_of_an_engine_that_fails_are_not() -> None:
+    """A stream of 40 tokens that comes in two reads takes two writes and the end, whatever the tokens."""
+
+    def piece(word):
+        return b"data: " + orjson.dumps({"model": "m", "choices": [{"index": 0, "delta": {"content": word}}]}) + b"\n\n"
+
+    class Reads(httpx.AsyncByteStream):
+        def __init__(self, *reads):
+            self.reads = reads
+
+        async def __aiter__(self):
+            for each in self.reads:
+                yield each
+
+    halves = [b"".join(piece(f"w{at} ") for at in range(begin, begin + 20)) for begin in (0, 20)]
+    answers = [Reads(*halves, b"data: [DONE]\n\n"), Reads(halves[0] + b'data: {"error": "out of memory"}\n\n')]
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, stream=answers.pop(0), headers=headers))
+    llm = LLMService("llm", OpenAiEngine(Upstream("http://far", "m"), transport=transport), forecaster())
+    routes = OpenAIRoutes({"llm": llm}, BodyReader(Limits()), [], [])
+
+    async def asked():
+        body = orjson.dumps({"model": "llm", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        await routes({"type": "http", "method": "POST", "path": CHAT, "headers": []}, None, receive, send)
+        return [message["body"] for message in sent if message["type"] == "http.response.body"]
+
+    pieces = await asked()
+    assert len(pieces) == 3
+    data, _ = chunks(b"".join(pieces).decode())
+    assert [each["choices"][0]["delta"]["content"] for each in data[:-1]] == [f"w{at} " for at in range(40)]
+    assert data[-1] == "[DONE]"
+    (refused,) = await asked()
+    assert "out of memory" in refused.decode() and "w0" not in refused.decode(), "nothing was sent before"
+    await llm.close()

@@ -139,6 +139,7 @@ class _Conversation:
         self._job: GenerationTask | None = None
         self._model = ""
         self._begun = False
+        self._held = b""
         self._family: LanguageFamily | None = None
         self._request_id = b""
 
@@ -188,7 +189,7 @@ class _Conversation:
 
     async def _answer(self, llm: LLMService, request: GenerationRequest) -> None:
         """Have one model answer."""
-        self._model, self._job = llm.name, None
+        self._model, self._job, self._held = llm.name, None, b""
         self._job = llm.accept(request)
         if request.stream:
             await self._stream(self._job, request)
@@ -216,7 +217,7 @@ class _Conversation:
                 if chunk and event.usage is not None and not event.data.get("choices"):
                     usage = event.data  # held back until its cost is known
                     continue
-                await self._chunk(self._renamed(event.data))
+                await self._chunk(self._renamed(event.data), hold=event.more)
         if job.cost is None:
             raise RequestError("the engine sent no answer", Outcome.CRASHED)
         if self._kind is GenerationKind.RESPONSE:
@@ -234,10 +235,14 @@ class _Conversation:
         response = data.get("response")
         return {**data, "response": {**response, "model": self._model}} if isinstance(response, dict) else data
 
-    async def _chunk(self, data: dict[str, Any]) -> None:
+    async def _chunk(self, data: dict[str, Any], *, hold: bool = False) -> None:
         kind = data.get("type") if self._kind is GenerationKind.RESPONSE else None
         event = b"event: %b\n" % str(kind).encode() if kind else b""
-        await self._write(event + b"data: " + orjson.dumps(data) + b"\n\n")
+        piece = event + b"data: " + orjson.dumps(data) + b"\n\n"
+        if hold:  # what arrived together is sent together: a system call costs more than the rest of a token
+            self._held += piece
+        else:
+            await self._write(piece)
 
     async def _write(self, piece: bytes, *, more: bool = True) -> None:
         if not self._begun:
@@ -245,6 +250,7 @@ class _Conversation:
             headers = [*_EVENTS, *self._headers(self._job)]
             self._begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        piece, self._held = self._held + piece, b""
         await self._send({"type": "http.response.body", "body": piece, "more_body": more})
 
     def _headers(self, job: GenerationTask) -> Headers:

@@ -90,12 +90,14 @@ class GenerationEvent(NamedTuple):
         tokens: Tokens generated since the event before.
         usage: The token counts, where the message reports them.
         paused: The answer was interrupted as asked; it goes on when the next event is read.
+        more: The next event has already arrived.
     """
 
     data: dict[str, Any]
     tokens: int = 0
     usage: TokenUsage | None = None
     paused: bool = False
+    more: bool = False
 
 
 class GenerationCost(NamedTuple):

@@ -298,7 +298,7 @@ class OpenAiEngine:
     ) -> AsyncGenerator[GenerationEvent, None]:
         finished, count, assembler = False, TokenCount(), AnswerAssembler(request.kind)
         async with aclosing(self._pieces(answer)) as pieces, aclosing(sse_messages(pieces)) as messages:  # type: ignore[type-var]
-            async for message in messages:
+            async for message, more in messages:
                 if message == b"[DONE]":
                     finished = True
                     break
@@ -307,7 +307,7 @@ class OpenAiEngine:
                 tokens = count.add(data, usage)
                 finished = finished or data.get("type") in _LAST_EVENTS
                 if request.stream:
-                    yield GenerationEvent(data, tokens, usage)
+                    yield GenerationEvent(data, tokens, usage, more=more)
                     continue
                 assembler.add(data)
                 if tokens:

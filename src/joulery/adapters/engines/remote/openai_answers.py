@@ -20,8 +20,8 @@ class StreamError(Exception):
     """The stream breaks the format; the message says how."""
 
 
-async def sse_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each server-sent event; comments and other fields are skipped.
+async def sse_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
+    """The data of each server-sent event, and whether a further one came with it. Comments are skipped.
 
     Raises:
         StreamError: A line is longer than 8 MiB.
@@ -32,15 +32,18 @@ async def sse_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         *lines, rest = (rest + piece).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
             raise StreamError(f"sent a line of more than {MAX_LINE_BYTES} bytes")
+        messages = []
         for line in lines:
             field = line.rstrip(b"\r")
             if field.startswith(b"data:"):
                 data.append(field[5:].strip())
             elif not field and data:
-                yield b"\n".join(data)
+                messages.append(b"\n".join(data))
                 data = []
+        for at, message in enumerate(messages, 1):
+            yield message, at < len(messages)
     if data:
-        yield b"\n".join(data)
+        yield b"\n".join(data), False
 
 
 def usage_in(data: dict[str, Any]) -> TokenUsage | None:
