@@ -143,7 +143,11 @@ def test_the_site_with_models_on_other_servers_runs(mixed: bool, tmp_path: Path)
     (text,) = SITE.findall(section)
     if mixed:
         (lines,) = INDENTED.findall(section)
-        text = text[: text.index("    concurrency:")] + "    policy: {kind: clover, lambda: 15 %, base_intensity: 250 g/kWh}\n" + lines
+        text = (
+            text[: text.index("    concurrency:")]
+            + "    policy: {kind: clover, lambda: 15 %, base_intensity: 250 g/kWh}\n"
+            + lines
+        )
         subprocess.run([sys.executable, "-c", DOUBLED], cwd=tmp_path, check=True)
     with upstreams(text, tmp_path) as played:
         (tmp_path / "photos.yaml").write_text(played)
