@@ -1,7 +1,9 @@
 """Smaragdine on an NVIDIA GPU: totals against four other readings, kernels, ranks, parts, anatomy and overhead.
 
-The fourteenth check of docs/papers/smaragdine.md, one line each. ``JOULERY_BENCH_REHEARSE=1`` runs every line on the
-CPU with a small model, whatever ``pynvml`` is there: it shows that the command works; no bar counts as run.
+The fourteenth check of docs/papers/smaragdine.md, one line each. What is known is printed at once on standard error,
+with the seconds that it took; ``JOULERY_BENCH_GPU=parts,totals`` runs those parts alone.
+``JOULERY_BENCH_REHEARSE=1`` runs every line on the CPU with a small model, whatever ``pynvml`` is there: it shows that
+the command works; no bar counts as run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,24 +93,52 @@ def run() -> Result:
     """Measure all of it, where there is a GPU that PyTorch can use."""
     plan = REHEARSAL if os.environ.get("JOULERY_BENCH_REHEARSE") else Plan()
     title = "Smaragdine on a GPU" + (" (a rehearsal on the CPU: its figures mean nothing)" if plan is REHEARSAL else "")
+    wanted = chosen(os.environ.get("JOULERY_BENCH_GPU", ""))
     reason = missing(plan)
     if reason:
         raise NotRun(reason)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    lines = [line for part in wanted for line in reported(part, partial(PARTS[part], plan))]
+    rows = [[line.name, f"{line.value:.4g}", f"{line.low:g} to {line.high:g}"] for line in lines]
+    checks = [(line.name, None if plan is REHEARSAL else line.holds) for line in lines]
+    left_out = [(f"part {part}", None) for part in PARTS if part not in wanted]
+    return Result(title, ["what", "figure", "bar"], rows, [_note(plan)], [*checks, *left_out])
+
+
+def chosen(asked: str) -> list[str]:
+    """Parts that a list with commas names, in their own order; all where it names none.
+
+    Raises:
+        NotRun: There is no such part.
+    """
+    names = {name.strip() for name in asked.split(",")} - {""}
+    unknown = sorted(names - set(PARTS))
+    if unknown:
+        raise NotRun(f"JOULERY_BENCH_GPU names no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    return [part for part in PARTS if part in names or not names]
+
+
+def reported(part: str, measure: Callable[[], list[RangeCheck]]) -> list[RangeCheck]:
+    """What a part finds, printed on standard error as soon as it is known: a run that is cut short shows it too."""
+    print(f"gpu: {part} …", file=sys.stderr, flush=True)
+    start = time.monotonic()
+    lines = measure()
+    print(f"gpu: {part} took {time.monotonic() - start:.1f} s", file=sys.stderr)
+    for line in lines:
+        print(f"  {line.name}: {line.value:.4g} ({line.low:g} to {line.high:g})", file=sys.stderr)
+    sys.stderr.flush()
+    return lines
+
+
+@cache
+def trained(plan: Plan) -> Callable[[], None]:
+    """A step of the model, warm; the parts that train it share it."""
     step = settled(
         training_step(plan.layers, plan.hidden, 30_522, batch=plan.batch, place=plan.place, attention="sdpa")
     )
     for _ in range(3):
         step()
-    lines = judged(measured_totals(step, plan.seconds))
-    lines += judged_ranks(traced_ranks(plan), plan.device)
-    lines += judged_kernels(*links(step, plan))
-    lines += anatomy(step, plan)
-    lines.append(known_parts(plan))
-    lines.append(overhead(step, plan))
-    rows = [[line.name, f"{line.value:.4g}", f"{line.low:g} to {line.high:g}"] for line in lines]
-    checks = [(line.name, None if plan is REHEARSAL else line.holds) for line in lines]
-    return Result(title, ["what", "figure", "bar"], rows, [_note(plan)], checks)
+    return step
 
 
 def _note(plan: Plan) -> str:
@@ -360,19 +391,19 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
     return [*shares(footprint, plan.device, spread=0.007), *passes(footprint, plan.device, products=9)]
 
 
-def known_parts(plan: Plan) -> RangeCheck:
+def known_parts(plan: Plan) -> list[RangeCheck]:
     """Joules of parts of a model whose power is known from each of them alone."""
     from benchmarks._gpu_parts import parts_error
 
     what = "joules of parts of known power, energy-weighted error"
     if plan is REHEARSAL:
-        return RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)
+        return [RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)]
     with board() as (driver, handle):
 
         def counter_j() -> float:
             return float(driver.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
-        return RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)
+        return [RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)]
 
 
 def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
@@ -381,3 +412,14 @@ def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
     took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)}, ROUNDS)
     wall = Ratio.of(took["recorded"], took["plain"], around=True).wall
     return RangeCheck("overhead a step, upper end", statistics.fmean(wall) + half_interval(wall), -1.0, 0.03)
+
+
+PARTS: dict[str, Callable[[Plan], list[RangeCheck]]] = {
+    "totals": lambda plan: judged(measured_totals(trained(plan), plan.seconds)),
+    "ranks": lambda plan: judged_ranks(traced_ranks(plan), plan.device),
+    "kernels": lambda plan: judged_kernels(*links(trained(plan), plan)),
+    "anatomy": lambda plan: anatomy(trained(plan), plan),
+    "parts": known_parts,
+    "overhead": lambda plan: [overhead(trained(plan), plan)],
+}
+"""Parts by name, in the order in which they run."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import NotRun, gpu
 from joulery.adapters.tracers.kineto.reader import read_columns
+from reproduce.smaragdine import RangeCheck
 from tests.adapters.tracers.kineto.kineto_file import KinetoFile
 from tests.data_folder import data_folder
 from tests.fakes import nvml as fake_nvml
@@ -78,6 +80,38 @@ def test_without_a_gpu_it_does_not_run_and_says_what_is_missing(monkeypatch: pyt
     monkeypatch.setattr(gpu, "missing", lambda plan: "no GPU")
     with pytest.raises(NotRun, match="no GPU"):
         gpu.run()
+
+
+def test_parts_are_chosen_by_name_and_run_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.chosen("") == list(gpu.PARTS)
+    assert gpu.chosen(" parts,totals,") == ["totals", "parts"]
+    monkeypatch.setenv("JOULERY_BENCH_GPU", "totals,part")
+    with pytest.raises(NotRun, match="no part part: there are totals, ranks"):
+        gpu.run()
+
+
+def test_a_part_is_printed_when_it_is_known_and_bars_of_the_others_do_not_count_as_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def measure(plan: gpu.Plan) -> list[RangeCheck]:
+        seen.append(capsys.readouterr().err)
+        return [RangeCheck("a figure", 2.0, 1.0, 3.0)]
+
+    def fail(plan: gpu.Plan) -> list[RangeCheck]:
+        seen.append(capsys.readouterr().err)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "missing", lambda plan: "")
+    monkeypatch.setattr(gpu, "PARTS", {"one": measure, "two": fail})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run()
+    begun, known = seen
+    assert begun == "gpu: one …\n"
+    assert re.search(r"^gpu: one took [\d.]+ s\n  a figure: 2 \(1 to 3\)\n", known)
+    monkeypatch.setenv("JOULERY_BENCH_GPU", "one")
+    assert list(gpu.run().checks) == [("a figure", True), ("part two", None)]
 
 
 def test_a_total_without_a_counter_does_not_hold() -> None:

@@ -43,13 +43,13 @@ class Plane:
             return message((1, number), (6, value))
         return message((1, number), (7, self.stats.setdefault(value, len(self.stats) + 1)))
 
-    def line(self, title: str, events: Iterable[tuple[str, int, int, dict[str, Any]]]) -> None:
+    def line(self, title: str, events: Iterable[tuple[str, float, float, dict[str, Any]]]) -> None:
         """Events: name, start and length in microseconds, statistics."""
         rows = []
         for name, start, length, stats in events:
             kind = self.events.setdefault(name, len(self.events) + 1)
             own = [(4, self.stat(key, value)) for key, value in stats.items()]
-            rows.append((4, message((1, kind), (2, start * 1_000_000), (3, length * 1_000_000), *own)))
+            rows.append((4, message((1, kind), (2, round(start * 1e6)), (3, round(length * 1e6)), *own)))
         self.lines.append(message((2, title), (3, 0), *rows))
 
     def written(self, *more: tuple[int, Any]) -> bytes:
@@ -61,11 +61,14 @@ class Plane:
         )
 
 
-def program(name: str, computations: dict[str, list[tuple[str, str, str, list[str]]]]) -> bytes:
+def program(
+    name: str, computations: dict[str, list[tuple[str, str, str, list[str]]]], operands: dict[str, str] | None = None
+) -> bytes:
     """An ``HloProto``: instructions by computation as (name, opcode, op_name, what they call), in their order.
 
-    They are written back to front; the schedule says how they run.
+    They are written back to front; the schedule says how they run. ``operands`` has what an instruction reads.
     """
+    reads = operands or {}
     ids = {each[0]: n for n, each in enumerate((i for part in computations.values() for i in part), start=10)}
     numbers = {part: n for n, part in enumerate(computations, start=1)}
     parts, orders = [], []
@@ -73,7 +76,9 @@ def program(name: str, computations: dict[str, list[tuple[str, str, str, list[st
         rows = []
         for own, opcode, op_name, called in instructions:
             calls = b"".join(varint(numbers[each]) for each in called)
-            rows.append((2, message((1, own), (2, opcode), (7, message((2, op_name))), (35, ids[own]), (38, calls))))
+            row = [(1, own), (2, opcode), (7, message((2, op_name))), (35, ids[own]), (38, calls)]
+            row += [(36, varint(ids[reads[own]]))] if own in reads else []
+            rows.append((2, message(*row)))
         root = ids[instructions[-1][0]]
         parts.append((3, message((1, part), *reversed(rows), (5, numbers[part]), (6, root))))
         order = b"".join(varint(ids[own]) for own, *_ in instructions)

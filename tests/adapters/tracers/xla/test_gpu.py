@@ -2,11 +2,13 @@
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from joulery.adapters.tracers.files import read_events
-from joulery.adapters.tracers.xla.graphs import spread
+from joulery.adapters.tracers.xla.graphs import numbered, spread
+from joulery.adapters.tracers.xla.hlo import qualified_op
 from joulery.adapters.tracers.xla.xplane import read_xplane
 from joulery.domain.trace.events import EventTrace
 from tests.adapters.tracers.xla.gpu_profile import Plane, program, write_profile
@@ -103,7 +105,94 @@ def test_a_trace_beside_its_program_names_the_kernels_of_graphs_too(tmp_path: Pa
     assert in_order(read_events(chrome(tmp_path, kernels(graph=True)))) == NAMES
 
 
-# ---- names and order
+# ---- a command buffer as a GPU ran it
+
+RECORDED = [
+    line.split("\t")
+    for line in Path(__file__).with_name("command_buffer.tsv").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+"""Facts of a profile of one step of a Flax transformer on an H100; the file's first lines say which."""
+
+
+def recorded(tmp_path: Path, *, numbers: bool = True) -> Path:
+    """The profile of that step, written again; without the numbers of the graph's nodes too."""
+    instructions = [row[1:] for row in RECORDED if row[0] == "I"]
+    main = [(name, opcode, op_name, list[str]()) for name, opcode, op_name, _ in instructions]
+    operands = {name: operand for name, _, _, operand in instructions if operand}
+    gpu, rows = Plane("/device:GPU:0 (NVIDIA H100 80GB HBM3)"), []
+    for _, name, node, start, length in (row for row in RECORDED if row[0] == "K"):
+        stats = {"correlation_id": 108, "tf_op": "XlaModule:", "hlo_op": "command_buffer_1", "hlo_module": "jit_step"}
+        at_node = {"cuda_graph_id": 123, "cuda_graph_node_id": (123 << 32) + int(node)} if numbers else {}
+        rows.append((name, int(start) / 1e3, int(length) / 1e3, {**stats, **at_node}))
+    gpu.line("Stream #29(Kernel,Memset)", rows)
+    return write_profile(
+        tmp_path / "t.xplane.pb", gpu, {"jit_step(150911)": program("jit_step", {"m": main}, operands)}
+    )
+
+
+def test_each_kernel_of_a_recorded_command_buffer_is_of_one_instruction_of_the_program(tmp_path: Path) -> None:
+    rows = in_order(read_xplane(recorded(tmp_path)))
+    kernels = [row[1] for row in RECORDED if row[0] == "K"]
+    ran = [row for row, kernel in zip(rows, kernels, strict=True) if kernel != "Memset 0"]
+    stated = [qualified_op(row[3]) for row in RECORDED if row[0] == "I" and row[3]]
+    added = sum(row[0] == "I" and not row[3] for row in RECORDED)
+    assert len(ran) == len(stated) + added
+    counts, expected = Counter(ran), Counter(stated)
+    assert not expected - counts  # each instruction ran once
+    assert all("fusion" in name for name, _ in counts - expected)  # and so did those that the compiler added
+    assert all(name.startswith("Net/") and phase == "backward" for name, phase in counts - expected)
+
+
+def test_the_products_of_a_recorded_command_buffer_are_in_the_order_of_the_network(tmp_path: Path) -> None:
+    rows = in_order(read_xplane(recorded(tmp_path)))
+    kernels = [row[1] for row in RECORDED if row[0] == "K"]
+    forward = [
+        name.removesuffix("/dot_general")
+        for (name, phase), kernel in zip(rows, kernels, strict=True)
+        if phase == "forward" and name.endswith("dot_general") and kernel != "Memset 0"
+    ]
+    attention = ("value", "...qhd,...khd->...hqk", "...hqk,...khd->...qhd", "out")  # keys and queries with the values
+    block = [*(f"attention/attention/{each}" for each in attention), "up", "out"]
+    assert forward == [*(f"Net/block_{n}/{each}" for n in range(4) for each in block), "Net/head"]
+
+
+def test_the_order_alone_names_a_recorded_command_buffer_as_its_numbers_do(tmp_path: Path) -> None:
+    assert in_order(read_xplane(recorded(tmp_path, numbers=False))) == in_order(read_xplane(recorded(tmp_path)))
+
+
+# ---- names, numbers and order
+
+
+def number_names(*kernels: tuple[str, int]) -> list[str]:
+    sequence = ["a.1", "lib.1", "b.1", "lib.2", "a.2", "b.2", "c", "lib.3"]
+    places = {name.replace(".", "_"): (0, at) for at, name in enumerate(sequence)}
+    names, nodes = zip(*kernels, strict=True)
+    known = numbered(names, nodes, [sequence], places)
+    return [sequence[known[at][1]] if at in known else "" for at in range(len(kernels))]
+
+
+def test_the_number_of_a_node_tells_the_instruction_of_an_alike_kernel() -> None:
+    # The kernels of a.1 and b.1 run for a.2 and b.2 too; the graph begins with the second of them.
+    assert number_names(("a_1", 0), ("b_1", 1), ("c", 2)) == ["a.2", "b.2", "c"]
+    # Two that ran side by side, the later one first.
+    assert number_names(("a_1", 0), ("b_1", 2), ("c", 6), ("b_1", 5)) == ["a.1", "b.1", "c", "b.2"]
+
+
+def test_a_kernel_of_a_library_has_a_number_of_its_own_or_one_after_all_others() -> None:
+    assert number_names(("a_1", 0), ("x", 1), ("b_1", 2), ("c", 6)) == ["a.1", "lib.1", "b.1", "c"]
+    assert number_names(("a_1", 0), ("x", 7), ("b_1", 2), ("c", 6)) == ["a.1", "", "b.1", "c"]
+
+
+def test_numbers_that_do_not_fit_the_names_tell_nothing() -> None:
+    assert number_names(("a_1", 0), ("b_1", 3), ("c", 9)) == ["", "", ""]  # other nodes between the kernels
+    assert number_names(("a_1", 0), ("b_1", 0), ("c", 0)) == ["", "", ""]  # a profile without numbers
+
+
+def test_memory_that_is_cleared_belongs_to_the_kernel_after_it() -> None:
+    sequence = ["a", "lib.1", "lib.2", "b"]
+    found = spread(["a", "x", "Memset 0", "y", "b"], [sequence], {"a": (0, 0), "b": (0, 3)})
+    assert found == [("a",), ("lib.1",), ("lib.2",), ("lib.2",), ("b",)]
 
 
 def spread_names(*names: str) -> list[tuple[str, ...]]:

@@ -68,6 +68,20 @@ def test_an_added_instruction_serves_what_made_its_operand_else_its_reader_else_
     assert found["jit_step", "copy.3"] == found["jit_step", "while.1"]._replace(added=True)
 
 
+def test_an_instruction_with_the_name_of_an_argument_serves_the_operation_that_reads_it() -> None:
+    body = """ENTRY %main (w: f32[2]) -> f32[2] {
+  %w = f32[2]{0} parameter(0), metadata={op_name="params[\\'head\\'][\\'kernel\\']"}
+  %copy.1 = f32[2]{0} copy(%w), metadata={op_name="params[\\'head\\'][\\'kernel\\']"}
+  %copy.2 = f32[2]{0} copy(%w), metadata={op_name="params[\\'head\\'][\\'kernel\\']"}
+  ROOT %dot.1 = f32[2]{0} dot(%copy.1), metadata={op_name="jit(step)/transpose(jvp(Net))/head/dot_general"}
+}
+"""
+    found = origins_in_text("HloModule jit_step\n\n" + body)
+    assert found["jit_step", "copy.1"] == found["jit_step", "dot.1"]._replace(added=True)
+    # Nothing that has a name reads the other: it keeps the argument's.
+    assert found["jit_step", "copy.2"].op_name.startswith("params[")
+
+
 def test_a_file_and_a_line_are_a_place_too() -> None:
     program = """HloModule jit_f
 

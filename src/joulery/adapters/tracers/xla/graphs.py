@@ -1,23 +1,38 @@
 """Where the kernels of XLA's command buffers come from: CUDA graphs, of which a profile names the whole alone.
 
 XLA records most of a program as CUDA graphs. A kernel of a graph then has the annotation of the graph's launch, which
-names no instruction of the program. Kernels that XLA generates bear the names of their instructions
-(``loop_add_fusion_1`` of ``loop_add_fusion.1``). The nodes of a graph are in the order of the schedule: a kernel of a
-library is from one of the instructions between those of the kernels before and after it. Alike instructions may share
-one kernel, under the name of the first of them: a name that would lead back in the schedule is read as any other.
+names no instruction of the program. Three facts lead back to one:
+
+- A graph's nodes are numbered in the order of the schedule, one node an instruction, so a node's number tells its
+  instruction once it is known where the graph begins. That is read from the names: kernels that XLA generates bear the
+  name of their instruction (``loop_add_fusion_1`` of ``loop_add_fusion.1``), or of the first of several alike ones.
+- A call of a library is one node that holds a graph of its own. The nodes inside it are numbered after all others;
+  they run between the neighbours of the call.
+- Where the numbers do not fit the names, the names alone decide, in the order in which the kernels ran. A name that
+  would lead back in the schedule is then the name of an alike instruction before it, and is read as any other.
 """
 
 from __future__ import annotations
 
 import os.path
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from joulery.adapters.tracers.xla.origins import Origin, Origins, Sequences
 
 _OTHER = re.compile(r"\W")
+COUNTED = re.compile(r"([_.]\d+)+$")
+"""Count at the end of a name that several instructions or kernels share."""
+_CLEARED = re.compile(r"^memset\b", re.IGNORECASE)
+"""Memory that a library clears before its kernel."""
+_FITTING_RATIO = 0.9
+"""Share of the generated kernels that have to be at their numbers before the numbers are believed."""
+_SHIFTS = 16
+"""How many beginnings of a graph in the schedule are tried, those that most names support first."""
+Place = tuple[int, int]
+"""Computation and position of an instruction."""
 
 
 class GraphKernel(Protocol):
@@ -46,20 +61,27 @@ def from_graphs(events: Sequence[GraphKernel], origins: Origins, sequences: Sequ
             graphs[module, event.device, str(event.stats.get("correlation_id", ""))].append(at)
     places = {module: _places(sequences[module]) for module in {module for module, _, _ in graphs}}
     found: dict[int, Origin | None] = {}
+    seen: dict[tuple[str, tuple[str, ...], tuple[int, ...]], list[Origin | None]] = {}
     for (module, _, _), kernels in graphs.items():
-        ordered = sorted(kernels, key=lambda each: (_node(events[each]), events[each].start_ps))
-        spans = spread([events[each].name for each in ordered], sequences[module], places[module])
-        for each, span in zip(ordered, spans, strict=True):
-            found[each] = _shared([origins[module, op] for op in span if (module, op) in origins])
+        ordered = sorted(kernels, key=lambda each: (events[each].start_ps, _node(events[each])))
+        names, nodes = tuple(events[each].name for each in ordered), tuple(_node(events[each]) for each in ordered)
+        if (module, names, nodes) not in seen:  # a graph is launched once a step
+            known = numbered(names, nodes, sequences[module], places[module])
+            spans = spread(names, sequences[module], places[module], known)
+            seen[module, names, nodes] = [
+                _shared([origins[module, op] for op in span if (module, op) in origins]) for span in spans
+            ]
+        found |= dict(zip(ordered, seen[module, names, nodes], strict=True))
     return found
 
 
 def _node(event: GraphKernel) -> int:
-    return int(event.stats.get("cuda_graph_node_id") or 0)
+    """Number of a kernel's node in its graph: the low half of what CUPTI states, whose high half is the graph's."""
+    return int(event.stats.get("cuda_graph_node_id") or 0) & 0xFFFF_FFFF
 
 
-def _places(computations: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
-    """(computation, position) of each instruction, by the name of a kernel that would be its own."""
+def _places(computations: Sequence[Sequence[str]]) -> dict[str, Place]:
+    """Place of each instruction, by the name of a kernel that would be its own."""
     return {
         _OTHER.sub("_", name): (number, at)
         for number, instructions in enumerate(computations)
@@ -67,50 +89,115 @@ def _places(computations: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]
     }
 
 
+def numbered(
+    kernels: Sequence[str], nodes: Sequence[int], computations: Sequence[Sequence[str]], places: Mapping[str, Place]
+) -> dict[int, Place]:
+    """Places of the kernels whose node's number tells their instruction; of none where numbers and names disagree.
+
+    Args:
+        kernels: Names.
+        nodes: The number of each kernel's node in its graph.
+        computations: Instructions of each computation, in the order of their schedule.
+        places: Where the instructions are, by the names of kernels of their own.
+    """
+    named = [(at, places[name]) for at, name in enumerate(kernels) if name in places]
+    if len(named) < 2 or len(set(nodes)) < len(nodes):
+        return {}
+    shifts = Counter((number, position - nodes[at]) for at, (number, position) in named)
+    for (number, shift), _ in shifts.most_common(_SHIFTS):
+        instructions = dict(enumerate(computations[number], start=-shift))
+        found = {at for at, _ in named if _alike(kernels[at], instructions.get(nodes[at], ""))}
+        if len(found) >= max(2, _FITTING_RATIO * len(named)):
+            last = max(nodes[at] for at in found)
+            found |= {at for at, name in enumerate(kernels) if name not in places and nodes[at] < last}
+            return {at: (number, nodes[at] + shift) for at in found if nodes[at] in instructions}
+    return {}
+
+
+def _alike(kernel: str, instruction: str) -> bool:
+    """Whether a kernel's name is that of an instruction, or of one that differs by its count."""
+    return COUNTED.sub("", kernel) == _OTHER.sub("_", COUNTED.sub("", instruction))
+
+
 def spread(
-    kernels: Sequence[str], computations: Sequence[Sequence[str]], places: Mapping[str, tuple[int, int]]
+    kernels: Sequence[str],
+    computations: Sequence[Sequence[str]],
+    places: Mapping[str, Place],
+    known: Mapping[int, Place] | None = None,
 ) -> list[Sequence[str]]:
     """Instructions that each kernel may be from: one where its name or its position decides, none where nothing does.
 
     Args:
-        kernels: Names, in the order of the graph.
+        kernels: Names, in the order in which they ran.
         computations: Instructions of each computation, in the order of their schedule.
         places: Where the instructions are, by the names of kernels of their own.
+        known: Places of kernels that are certain; without them the names decide.
     """
-    anchors: list[tuple[int, tuple[int, int]]] = []
-    for at, name in enumerate(kernels):
-        place = places.get(name)
-        if place is not None and (not anchors or place[0] != anchors[-1][1][0] or place > anchors[-1][1]):
-            anchors.append((at, place))
+    anchors = sorted(known.items()) if known else _by_names(kernels, places)
     result: list[Sequence[str]] = [()] * len(kernels)
     for at, (number, position) in anchors:
         result[at] = (computations[number][position],)
     if not anchors:
         return result
+    taken = {place for _, place in anchors}
     starts = [(-1, None), *anchors]
     ends = [*anchors, (len(kernels), None)]
     for (low, before), (high, after) in zip(starts, ends, strict=True):
-        between = _between(computations, before, after, high - low - 1)
+        if high - low < 2:
+            continue
+        between = _between(computations, before, after, high - low - 1, taken)
+        calls = _calls(kernels[low + 1 : high])
         both = before is not None and after is not None
         for at in range(low + 1, high):
-            result[at] = (between[at - low - 1],) if both and len(between) == high - low - 1 else between
+            if both and len(between) == high - low - 1:
+                result[at] = (between[at - low - 1],)
+            else:
+                result[at] = (between[calls[at - low - 1]],) if both and len(between) == calls[-1] + 1 else between
     return result
 
 
+def _by_names(kernels: Sequence[str], places: Mapping[str, Place]) -> list[tuple[int, Place]]:
+    """Kernels whose names lead on in the schedule, and their places."""
+    anchors: list[tuple[int, Place]] = []
+    for at, name in enumerate(kernels):
+        place = places.get(name)
+        if place is not None and (not anchors or place[0] != anchors[-1][1][0] or place > anchors[-1][1]):
+            anchors.append((at, place))
+    return anchors
+
+
+def _calls(kernels: Sequence[str]) -> list[int]:
+    """Which call of a library each kernel is from, if each runs one kernel, after it has cleared memory."""
+    numbers, number = [], 0
+    for at in range(len(kernels)):
+        if at and not _CLEARED.match(kernels[at - 1]):
+            number += 1
+        numbers.append(number)
+    return numbers
+
+
 def _between(
-    computations: Sequence[Sequence[str]], before: tuple[int, int] | None, after: tuple[int, int] | None, number: int
+    computations: Sequence[Sequence[str]],
+    before: Place | None,
+    after: Place | None,
+    number: int,
+    taken: Collection[Place],
 ) -> Sequence[str]:
     """Instructions between two of one computation; where one of them is not known, as many as there are kernels.
 
-    An instruction runs one kernel or several: those of the kernels before the first known one are among as many.
+    An instruction runs one kernel or several: those of the kernels before the first known one are among as many. What
+    ran as another kernel is left out.
     """
     if before is None and after is not None:
-        return computations[after[0]][max(0, after[1] - number) : after[1]]
-    if before is not None and after is None:
-        return computations[before[0]][before[1] + 1 : before[1] + 1 + number]
-    if before is None or after is None or before[0] != after[0]:
+        computation, low, high = after[0], max(0, after[1] - number), after[1]
+    elif before is not None and after is None:
+        computation, low, high = before[0], before[1] + 1, before[1] + 1 + number
+    elif before is None or after is None or before[0] != after[0]:
         return ()
-    return computations[before[0]][before[1] + 1 : after[1]]
+    else:
+        computation, low, high = before[0], before[1] + 1, after[1]
+    whole = computations[computation][low:high]
+    return [name for at, name in enumerate(whole, start=low) if (computation, at) not in taken]
 
 
 def _shared(origins: Sequence[Origin]) -> Origin | None:

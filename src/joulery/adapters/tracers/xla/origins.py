@@ -3,7 +3,8 @@
 XLA keeps ``op_name`` in the metadata of an instruction, and the lines of the program that led to it: a number of the
 module's table of stack frames, or a file and a line. A fusion without a name has that of its root. An instruction that
 the compiler added (a copy, a broadcast) belongs to the operation whose result it moves, else to the one that reads it,
-else to the one whose body it is in.
+else to the one whose body it is in. One that bears the name of an argument (``params['head']['kernel']``) is added: it
+moves a value.
 """
 
 from __future__ import annotations
@@ -84,14 +85,23 @@ class Program:
             for called in each.called
         }
         common = self._common_place()
+        arguments = {
+            each.op_name
+            for name, instructions in self.computations.items()
+            for each in instructions
+            if name not in callers and each.opcode == "parameter"
+        }
         known: dict[str, Origin] = {}
+        moved: dict[str, Origin] = {}
         for instructions in self.computations.values():
             for each in instructions:
                 named = each if each.op_name else next((roots[c] for c in each.called if c in roots), each)
                 if named.op_name and each.opcode not in _PASSED_ON:
-                    known[each.name] = Origin(named.op_name, "" if common is None else named.place or common)
+                    found = moved if named.op_name in arguments else known
+                    found[each.name] = Origin(named.op_name, "" if common is None else named.place or common)
         for name, instructions in self.computations.items():
             self._serve(instructions, known, callers.get(name))
+        known = moved | known
         parts = dict.fromkeys(part for place in sorted(self._places()) for part in place.split("/"))
         return {(self.name, ""): Origin("", "/".join(parts))} | {
             (self.name, name): origin for name, origin in known.items()

@@ -17,7 +17,7 @@ from typing import Any
 from joulery.adapters.tracers.chrome import open_stream
 from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.tf1 import gradient_scopes, phase
-from joulery.adapters.tracers.xla.graphs import from_graphs
+from joulery.adapters.tracers.xla.graphs import COUNTED, from_graphs
 from joulery.adapters.tracers.xla.hlo import qualified_op
 from joulery.adapters.tracers.xla.launches import launch_places
 from joulery.adapters.tracers.xla.origins import Origin, Origins, Program, Sequences, programs_in_proto
@@ -162,7 +162,7 @@ def xla_trace(
             continue
         origin = origin if origin.place or not by else origin._replace(place=by)
         counts["in graphs" if at in in_graphs else "added" if origin.added else ""] += 1
-        own = (event.name if at in in_graphs else _NUMBER.sub("", op)) if origin.added else ""
+        own = (COUNTED.sub("", event.name) if at in in_graphs else _NUMBER.sub("", op)) if origin.added else ""
         if (origin, own) not in known:
             name, when = qualified_op(origin.op_name, origin.place)
             known[origin, own] = (f"{name.rpartition('/')[0]}/{qualified(own)}" if own else name), when
@@ -190,7 +190,7 @@ def _notes(counts: Mapping[str, int], total: int, start_ns: int) -> list[str]:
     """What the names of a trace do not say."""
     texts = {
         "added": "run instructions that the compiler added: named after the operation that they serve",
-        "in graphs": "were launched with a CUDA graph: named by the names and the order of its kernels",
+        "in graphs": "were launched with a CUDA graph: named by the numbers, the names and the order of its kernels",
         "of no operation": "run instructions that the compiler added, of no operation",
         "unknown": "run instructions without op_name: give the compiled program with --hlo",
     }
