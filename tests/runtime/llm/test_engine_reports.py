@@ -1,5 +1,7 @@
 """What an engine reports of itself: other clients, its queue, its cache; and what follows for governor and joules."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from joulery.runtime.llm.governed import capacity, colocated_llms
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.runtime.llm.statistics import EngineReports
+from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeEngine, FakeMachine, ask, forecaster
 
 
@@ -121,3 +124,26 @@ async def test_joules_of_other_clients_are_not_charged_to_requests() -> None:
     spent_j = meter.totals.total_j - meter.totals.idle_j - before.total_j + before.idle_j
     assert task.cost.energy.energy_j == pytest.approx(spent_j / 2)
     assert meter.totals.unattributed_j - before.unattributed_j == pytest.approx(spent_j / 2)
+
+
+async def test_requests_that_end_while_a_report_is_on_its_way_are_joulerys_own() -> None:
+    """The report counts them; they are gone when it is read."""
+    engine = FakeEngine(Dialect.VLLM)
+    llm, counted = LLMService("llm", engine, forecaster(), LLMSettings()), []
+    llm.reports.add = lambda load, own: counted.append(own)
+    engine.gate.clear()
+    tasks = [asyncio.create_task(collected(llm.accept(ask(f"q{number}")))) for number in range(3)]
+    await until(lambda: len(engine.begun) == 3)
+
+    async def slow_report():
+        engine.gate.set()
+        await asyncio.gather(*tasks)
+        return EngineLoad(3, 0)
+
+    engine.load = slow_report
+    await llm.read_load()
+    assert counted == [3] and llm.idle
+
+
+async def collected(task):
+    return [event async for event in task.events()]

@@ -113,8 +113,9 @@ class LLMService:
 
     async def read_load(self) -> None:
         """Ask the engine for its load: it may have other clients, whose requests slow joulery's down."""
+        before = self.running
         load = await self.engine.load()
-        self.reports.add(load, sum(task.in_engine for task in self._tasks.values()))
+        self.reports.add(load, max(before, self.running))  # requests end while the report is on its way
         self.steps.others = self.others
         if self._meter is not None:
             self._meter.share_engine(self.name, self.reports.own_ratio)
@@ -153,7 +154,7 @@ class LLMService:
 
     @property
     def running(self) -> int:
-        """Requests in the engine."""
+        """Requests in the engine, in its own queue or in its batch."""
         return self.slots.running
 
     def accept(self, request: GenerationRequest) -> GenerationTask:
