@@ -215,6 +215,8 @@ def test_what_a_device_buffered_is_recorded_once_with_its_own_times_to_the_end()
         buffered = (0, 1)
         taken_ns = world.ns
 
+        buffer_late_s = 0.016
+
         def drain(self) -> list[tuple[int, int, float]]:
             first = self.taken_ns // (20 * MS) + 1
             self.taken_ns = world.ns
@@ -474,6 +476,7 @@ def test_gpus_are_shared_out_by_who_holds_them_unless_they_are_stated_to_be_the_
         "from joulery.adapters.meters import nvml\n"
         "nvml.sees_host_processes = lambda: True\n"
         f"board = FakeBoard(compute_pids=[{os.getpid()}, 1], utilisation=[(1, {os.getpid()}, 30), (1, 1, 10)])\n"
+        "board.samples = [(1, 90_000)]\n"
         "fake = FakeNvml(board)\n"
         "globals().update({n: getattr(fake, n) for n in dir(fake) if n.startswith('nvml')})\n"
         "globals().update({n: getattr(pynvml, n) for n in dir(pynvml) if n.startswith('NVML')})\n"
@@ -483,7 +486,9 @@ def test_gpus_are_shared_out_by_who_holds_them_unless_they_are_stated_to_be_the_
     folder.mkdir()
     sampler = started(folder, meters=(MeterSpec("nvml", {"module": "gpu_stand_in"}),), boards=stated)
     sampler.stop()
-    gpu = read_recordings(folder)["gpu"]
+    recordings = read_recordings(folder)
+    assert recordings["0-nvml-buffer"].header["late_s"] == 0.016
+    gpu = recordings["gpu"]
     assert gpu.column("busy_ratio:gpu:0")[0] == 1.0
     assert gpu.column("run_ratio:gpu:0")[0] == pytest.approx(ratio)
 

@@ -96,11 +96,24 @@ def test_a_counter_is_refined_by_what_its_device_buffered(tmp_path: Path) -> Non
     buffer.close()
     fine = read_samples(folder)
     assert len(fine.traces) == len(coarse.traces)
-    assert (len(fine.traces[0]), fine.traces[0].period_s) == (101, pytest.approx(0.02))
+    assert (len(fine.traces[0]), fine.traces[0].period_s) == (102, pytest.approx(0.02))
     assert fine.traces[0].values[[0, -1]].tolist() == coarse.traces[0].values[[0, -1]].tolist()
     same_power = fine.traces[1]
     assert same_power.channel.kind is ReadingKind.POWER and len(same_power) == len(coarse.traces[1])
     assert list(fine.busy) == list(coarse.busy)
+
+
+def test_buffered_readings_stand_before_their_stamps_as_their_header_says(tmp_path: Path) -> None:
+    stamps = []
+    for late_s in (0.0, 0.006):
+        folder = samples(tmp_path / f"samples-{late_s}")
+        header = {**CLOCK, "channels_of": "0-rapl", "late_s": late_s}
+        buffer = SampleWriter(folder / "0-rapl-buffer.samples", BUFFER_COLUMNS, header)
+        for number in range(101):
+            buffer.record(50 + number * NS_PER_S // 50, (0, 40.0))
+        buffer.close()
+        stamps.append(read_samples(folder).traces[0].t_ns[2:50])
+    assert (stamps[0] - stamps[1] == 6_000_000).all()
 
 
 def test_what_is_absent_is_no_note_and_a_torn_note_is_left_out(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ Every board is read by the best source that it answers:
 
 The counter takes milliseconds of CPU a reading (an H100: 2.9 ms, measured). Between two of its readings, the shape of
 the power comes from the readings that the driver keeps (``nvmlDeviceGetSamples``: one every 20 ms for 2.4 s, 0.4 ms for
-all of them, measured), scaled to the counter (:mod:`joulery.domain.energy.buffered`).
+all of them, measured), scaled to the counter (:mod:`joulery.domain.energy.buffered`). Such a reading is the mean of some
+35 ms, the middle of which lies 16 ms before its stamp (an H100: where kernels began and ended, measured).
 
 A board in MIG mode is read as one: its instances have no sensors of their own. ``CUDA_VISIBLE_DEVICES`` hides nothing
 here: a board draws power whether or not a program may see it.
@@ -38,6 +39,7 @@ _MODES = {
 _MPS_SERVER = "nvidia-cuda-mps"
 """Name of the server of MPS, as far as the kernel keeps names."""
 _UPDATE_S = 0.1
+_BUFFER_LATE_S = 0.016
 _AVERAGING_S = 1.0
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """What ``/proc/self/ns/pid`` points to outside any container: the kernel's fixed number of the first namespace."""
@@ -67,7 +69,10 @@ class NvmlMeter:
 
     Attributes:
         boards: The boards that are read, in order.
+        buffer_late_s: How long before its stamp the middle of a buffered reading lies.
     """
+
+    buffer_late_s = _BUFFER_LATE_S
 
     def __init__(
         self,

@@ -16,8 +16,11 @@ _RATIO = (0.5, 2.0)
 """Buffered power that is further than this from the counter's mean is no reading of the same board."""
 
 
-def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrace:
+def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray, late_ns: int = 0) -> PowerTrace:
     """The counter at the times of buffered power readings: its energy, their shape.
+
+    A reading is the mean of some milliseconds, the middle of which lies before its stamp. It stands for the time that
+    is nearest to that middle.
 
     Every ten seconds, at the first and at the last reading, the counter stands as it was read. In between, its energy
     is divided as the integral of the buffered power is; where that has holes or contradicts it, the counter's own
@@ -27,16 +30,17 @@ def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrac
         counter: Readings of a counter, joules.
         t_ns: Unix nanoseconds of the buffered readings, strictly increasing, int64[n].
         watts: Their power, float64[n].
+        late_ns: How long before its stamp the middle of a reading lies.
     """
     known = np.flatnonzero(~np.isnan(counter.values))
     if len(known) < 2 or len(t_ns) < _FEWEST:
         return counter
     anchors = _anchors(counter.t_ns, known)
-    power_j = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) / 1e9 * (watts[1:] + watts[:-1]) / 2)])
+    edges_ns, power_j = _integral(t_ns - late_ns, watts, int(t_ns[-1]))
     pieces: list[tuple[IntArray, FloatArray]] = []
     refined_any = False
     for first, last in zip(anchors[:-1].tolist(), anchors[1:].tolist(), strict=True):
-        piece = _between(counter, first, last, t_ns, power_j)
+        piece = _between(counter, first, last, edges_ns, power_j)
         refined_any |= piece is not None
         pieces.append(piece or (counter.t_ns[first:last], counter.values[first:last]))
     if not refined_any:
@@ -53,6 +57,20 @@ def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrac
     )
 
 
+def _integral(middle_ns: IntArray, watts: FloatArray, end_ns: int) -> tuple[IntArray, FloatArray]:
+    """Times at which the power changes, and the energy up to each; the last power holds to the end.
+
+    Args:
+        middle_ns: Middle of each reading, int64[n].
+        watts: Its power, float64[n].
+        end_ns: Stamp of the last reading.
+    """
+    half_ns = np.diff(middle_ns) // 2
+    first, last = middle_ns[0] - half_ns[0], middle_ns[-1] + half_ns[-1]
+    edges_ns = np.concatenate([[first], middle_ns[:-1] + half_ns, [max(int(last), end_ns)]])
+    return edges_ns, np.concatenate([[0.0], np.cumsum(watts * np.diff(edges_ns) / 1e9)])
+
+
 def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
     """Which readings stay: the first, one every ten seconds, the last."""
     slots = (t_ns[known] - t_ns[known[0]]) // _ANCHOR_NS
@@ -62,14 +80,14 @@ def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
 
 
 def _between(
-    counter: PowerTrace, first: int, last: int, t_ns: IntArray, power_j: FloatArray
+    counter: PowerTrace, first: int, last: int, edges_ns: IntArray, power_j: FloatArray
 ) -> tuple[IntArray, FloatArray] | None:
     """Stamps and joules from one reading to just before another; None where the buffered power does not tell."""
     begin_ns, end_ns = int(counter.t_ns[first]), int(counter.t_ns[last])
-    inside = slice(int(np.searchsorted(t_ns, begin_ns, "right")), int(np.searchsorted(t_ns, end_ns, "left")))
-    stamps = t_ns[inside]
+    inside = slice(int(np.searchsorted(edges_ns, begin_ns, "right")), int(np.searchsorted(edges_ns, end_ns, "left")))
+    stamps = edges_ns[inside]
     edges = np.concatenate([[begin_ns], stamps, [end_ns]])
-    shape_j = np.interp(edges, t_ns, power_j)
+    shape_j = np.interp(edges, edges_ns, power_j)
     energy_j, whole_j = float(counter.values[last] - counter.values[first]), float(shape_j[-1] - shape_j[0])
     if len(stamps) < _FEWEST or int(np.diff(edges).max()) > _HOLE_NS or whole_j <= 0:
         return None

@@ -449,7 +449,8 @@ class Sampler:
             streams.append(SampleStream(meter.read, writer, every, linger_s, name=name))
             if isinstance(meter, BufferedMeter) and kept:
                 name, every = f"{name}-buffer", max(1, round(BUFFER_S / period_s))
-                buffer = self._writer(name, BUFFER_COLUMNS, {**clock, "channels_of": streams[-1].name})
+                refines = {"channels_of": streams[-1].name, "late_s": meter.buffer_late_s}
+                buffer = self._writer(name, BUFFER_COLUMNS, {**clock, **refines})
                 streams.append(BufferStream(meter, self._offset_ns, buffer, every, name=name))
         return streams
 

@@ -92,7 +92,13 @@ class BusyMeter(Protocol):
 
 @runtime_checkable
 class BufferedMeter(Protocol):
-    """A meter whose devices keep their latest power readings."""
+    """A meter whose devices keep their latest power readings.
+
+    Attributes:
+        buffer_late_s: How long before its stamp the middle of a reading lies.
+    """
+
+    buffer_late_s: float
 
     @property
     def buffered(self) -> tuple[int, ...]:

@@ -312,7 +312,8 @@ def _refined(traces: Iterator[PowerTrace], buffer: Recording | None) -> Iterator
             yield trace
             continue
         mine = buffer.column("channel") == number
-        yield refined(trace, buffer.t_ns[mine], buffer.column("watts")[mine])
+        late_ns = round(1e9 * float(buffer.header.get("late_s", 0.0)))
+        yield refined(trace, buffer.t_ns[mine], buffer.column("watts")[mine], late_ns)
 
 
 def _slower(notes: Sequence[Mapping[str, Any]]) -> Callable[[str], int]:
