@@ -126,7 +126,7 @@ async def test_joules_of_other_clients_are_not_charged_to_requests() -> None:
     assert meter.totals.unattributed_j - before.unattributed_j == pytest.approx(spent_j / 2)
 
 
-async def test_requests_that_end_while_a_report_is_on_its_way_are_joulerys_own() -> None:
+async def test_requests_that_end_while_a_report_comes_are_joulerys_own() -> None:
     """The report counts them; they are gone when it is read."""
     engine = FakeEngine(Dialect.VLLM)
     llm, counted = LLMService("llm", engine, forecaster(), LLMSettings()), []

@@ -115,7 +115,7 @@ class LLMService:
         """Ask the engine for its load: it may have other clients, whose requests slow joulery's down."""
         before = self.running
         load = await self.engine.load()
-        self.reports.add(load, max(before, self.running))  # requests end while the report is on its way
+        self.reports.add(load, max(before, self.running))  # requests end while the report comes
         self.steps.others = self.others
         if self._meter is not None:
             self._meter.share_engine(self.name, self.reports.own_ratio)
