@@ -3,7 +3,7 @@
 XLA records most of a program as CUDA graphs. A kernel of a graph then has the annotation of the graph's launch, which
 names no instruction of the program. Three facts lead back to one:
 
-- A graph's nodes are numbered in the order of the schedule, one node an instruction, so a node's number tells its
+- A graph's nodes are numbered in the order of the schedule, one node an instruction, so a node's number gives its
   instruction once it is known where the graph begins. That is read from the names: kernels that XLA generates bear the
   name of their instruction (``loop_add_fusion_1`` of ``loop_add_fusion.1``), or of the first of several alike ones.
 - A call of a library is one node that holds a graph of its own. The nodes inside it are numbered after all others;
@@ -92,7 +92,7 @@ def _places(computations: Sequence[Sequence[str]]) -> dict[str, Place]:
 def numbered(
     kernels: Sequence[str], nodes: Sequence[int], computations: Sequence[Sequence[str]], places: Mapping[str, Place]
 ) -> dict[int, Place]:
-    """Places of the kernels whose node's number tells their instruction; of none where numbers and names disagree.
+    """Places of the kernels whose node's number gives their instruction; of none where numbers and names disagree.
 
     Args:
         kernels: Names.
