@@ -21,7 +21,7 @@ def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrac
 
     Every ten seconds, at the first and at the last reading, the counter stands as it was read. In between, its energy
     is divided as the integral of the buffered power is; where that has holes or contradicts it, the counter's own
-    readings stay.
+    readings stay. A buffered reading is the mean power since the one before it, as an H100's are.
 
     Args:
         counter: Readings of a counter, joules.
@@ -32,7 +32,7 @@ def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray) -> PowerTrac
     if len(known) < 2 or len(t_ns) < _FEWEST:
         return counter
     anchors = _anchors(counter.t_ns, known)
-    power_j = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) / 1e9 * (watts[1:] + watts[:-1]) / 2)])
+    power_j = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) / 1e9 * watts[1:])])
     pieces: list[tuple[IntArray, FloatArray]] = []
     refined_any = False
     for first, last in zip(anchors[:-1].tolist(), anchors[1:].tolist(), strict=True):
