@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -71,8 +72,23 @@ class Parts(nn.Module):
         return self.doubles(self.copies(self.products(x)))
 
 
-def parts_error(place: str, device: str, counter_j: Callable[[], float], seconds: float) -> float:
-    """Energy-weighted error of the joules by part: |traced - watts alone x kernel time|, over the sum of the latter.
+@dataclass(frozen=True, slots=True)
+class PartJoules:
+    """One part of the model: its joules in turn with the others, by its power alone and by the trace."""
+
+    name: str
+    alone_w: float
+    known_j: float
+    traced_j: float
+
+
+def weighted_error(parts: Sequence[PartJoules]) -> float:
+    """Energy-weighted error of the joules by part: |traced - watts alone x kernel time|, over the sum of the latter."""
+    return sum(abs(part.traced_j - part.known_j) for part in parts) / sum(part.known_j for part in parts)
+
+
+def measured_parts(place: str, device: str, counter_j: Callable[[], float], seconds: float) -> list[PartJoules]:
+    """Each part alone, then all in turn.
 
     Args:
         place: Device of PyTorch.
@@ -95,13 +111,14 @@ def parts_error(place: str, device: str, counter_j: Callable[[], float], seconds
         with joulery.trace(steps=Steps(skip=4, warmup=2, active=RECORDED, repeat=1), estimator="regression") as traced:
             for _ in range(STEPS):
                 settled(model)
-    found, wrong, whole = traced.operations, 0.0, 0.0
-    for op, where, energy_j, runtime_ns in zip(found.op, found.device, found.energy_j, found.runtime_ns, strict=True):
+    found = traced.operations
+    runtime_s, energy_j = dict.fromkeys(watts, 0.0), dict.fromkeys(watts, 0.0)
+    for op, where, joules, runtime_ns in zip(found.op, found.device, found.energy_j, found.runtime_ns, strict=True):
         part = next((name for name in watts if f"/{name}/" in f"{op}/"), None)
         if part is not None and where == device:
-            true_j = watts[part] * runtime_ns / 1e9
-            wrong, whole = wrong + abs(float(energy_j) - true_j), whole + true_j
-    return wrong / whole
+            runtime_s[part] += runtime_ns / 1e9
+            energy_j[part] += float(joules)
+    return [PartJoules(name, watts[name], watts[name] * runtime_s[name], energy_j[name]) for name in watts]
 
 
 def _alone(part: Callable[[], None], counter_j: Callable[[], float], seconds: float) -> float:

@@ -393,17 +393,22 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
 
 def known_parts(plan: Plan) -> list[RangeCheck]:
     """Joules of parts of a model whose power is known from each of them alone."""
-    from benchmarks._gpu_parts import parts_error
+    from benchmarks._gpu_parts import measured_parts, weighted_error
 
-    what = "joules of parts of known power, energy-weighted error"
     if plan is REHEARSAL:
-        return [RangeCheck(what, parts_error(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1), 0.0, 0.1)]
-    with board() as (driver, handle):
+        parts = measured_parts(plan.place, plan.device, lambda: 50.0 * time.monotonic(), 0.1)
+    else:
+        with board() as (driver, handle):
 
-        def counter_j() -> float:
-            return float(driver.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+            def counter_j() -> float:
+                return float(driver.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
-        return [RangeCheck(what, parts_error(plan.place, plan.device, counter_j, plan.seconds / 8), 0.0, 0.1)]
+            parts = measured_parts(plan.place, plan.device, counter_j, plan.seconds / 8)
+    for part in parts:
+        ratio = _ratio(part.traced_j, part.known_j)
+        print(f"  {part.name}: {part.alone_w:.0f} W alone, {ratio:.3f} of its joules in turn", file=sys.stderr)
+    what = "joules of parts of known power, energy-weighted error"
+    return [RangeCheck(what, weighted_error(parts), 0.0, 0.1)]
 
 
 def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:

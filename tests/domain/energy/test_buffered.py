@@ -41,6 +41,22 @@ def test_phases_shorter_than_the_distance_of_the_readings_are_told_apart() -> No
     assert fine.channel.kind is ReadingKind.COUNTER
 
 
+def where_it_computed(late_ns: int) -> float:
+    """Of what an H100 drew above idle, the share that stands where it computed: from 27.2 to 183.9 ms of this clock."""
+    at_ms = [-6.7, 13.1, 33.2, 53.3, 76.7, 93.2, 113.2, 133.3, 153.2, 176.2, 193.2, 213.1, 233.1, 253.0]
+    watts = np.array([131, 131, 211, 479, 529, 532, 562, 546, 570, 571, 420, 199, 151, 140])
+    t_ns = np.array([round((at + 100) * MS) for at in at_ms])
+    whole_j = float(np.sum(np.diff(t_ns) / 1e9 * watts[1:]))
+    read = PowerTrace(CHANNEL, t_ns[[0, -1]], [0.0, whole_j], 0.5)
+    before, during, after = energy(refined(read, t_ns, watts, late_ns), 0.0933, 0.1272, 0.2839, 0.3530)
+    above = [before - 131 * 0.0339, during - 131 * 0.1567, after - 131 * 0.0691]
+    return above[1] / sum(above)
+
+
+def test_what_a_board_drew_above_idle_stands_where_it_computed() -> None:
+    assert where_it_computed(0) < 0.89 < 0.92 < where_it_computed(16 * MS)
+
+
 def test_the_energy_is_the_counters() -> None:
     t_ns, watts = square(3.0)
     fine = refined(counter([0, 1.5, 3], [0, 700, 1500]), t_ns, 1.3 * watts)

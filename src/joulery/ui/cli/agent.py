@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 from joulery.ui.cli.options import cluster_option
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def command(
     With jobs.policy.kind swift, lean or frugal and mode act it also limits the power of their GPUs, as leased settings.
     Run it as root on every node: the kernel shows processes of others to root alone.
     """
+    keep_numpy_on_one_thread()
     if orders is None:
         # Reading a site takes more memory than metering jobs: this process replaces itself by one that read no site.
         given = _orders(site, cluster, AgentFlags(sample, once, node, prolog, progress_socket))

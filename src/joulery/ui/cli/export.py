@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 from joulery.ui.cli.options import carbon_flags
 
 
@@ -60,6 +61,7 @@ def command(
     Prometheus scrapes http://127.0.0.1:9107/metrics; /healthz answers probes. Nothing stands in the path of requests:
     engines (vLLM, SGLang, Triton, TensorRT-LLM, llama.cpp) are read through their own metrics pages.
     """
+    keep_numpy_on_one_thread()
     from joulery.app.exporting import ExportConfig, check, replace_process, run_exporter
 
     if configured is not None:

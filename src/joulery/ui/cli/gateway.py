@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 
 
 @click.command("gateway")
@@ -81,8 +82,7 @@ def command(
     \b
     joulery gateway --join 10.0.0.5:8090 --join-token-file join.token --listen :8080
     """
-    # Before numpy is there, as in joulery serve.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_numpy_on_one_thread()
     import asyncio
 
     import uvloop

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 from joulery.ui.cli.options import cluster_option
 
 
@@ -31,6 +32,7 @@ def command(
     shadow  play all actions through, also between rounds, and apply none
     act     apply them
     """
+    keep_numpy_on_one_thread()
     from joulery.app.schedule import ScheduleRequest, release_now, run_schedule, stopped_by_signals
     from joulery.config.site import Mode
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,9 +99,7 @@ def command(
     """
     if (site is None) is (not models):
         raise ConfigError("name either a site file or models", expected="SITE, or --model NAME=MODEL")
-    # Before numpy is there: sums that a request waits for stay on the thread that makes them. Handed to a pool, they
-    # would wait for a core of a machine whose cores are busy with models.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_numpy_on_one_thread()
     if site is not None:
         _only_site_options()
         _serve_site(site, listen, plan, out, as_json=as_json)

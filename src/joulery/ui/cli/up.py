@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
+
 if TYPE_CHECKING:
     from joulery.app.serving.up import Options
     from joulery.app.serving.view import ServeView
@@ -53,6 +55,7 @@ def command(
 
     It ends when the load has ended; Ctrl-C ends it earlier, with the summary so far.
     """
+    keep_numpy_on_one_thread()
     from joulery.app.serving.up import Options
     from joulery.config import load
     from joulery.store.files import write_named

@@ -154,9 +154,17 @@ def test_kernels_between_two_fused_ones_are_from_the_calls_between_them() -> Non
     whole = ["Memset (Device)", "nchwToNhwc", "sm90_fprop", relu, "gemm_a", "gemm_b", norm, "gemm_c", "splitK", norm]
     first, second = ([f".blocks.{n}.{part}" for part in ("up", "down", "norm")] for n in range(2))
     up, _, last = second
-    assert places(whole) == [None, ".stem", ".stem", ".stem_act", *first, up, up, last]
+    assert places(whole) == [".stem", ".stem", ".stem", ".stem_act", *first, up, up, last]
     three = [relu, "gemm_a", "splitK", "gemm_b", norm, "gemm_c", norm]
     assert places(three)[1:4] == [".blocks.0"] * 3, "of kernels that are more than the calls, the module in common"
+
+
+def test_what_is_cleared_is_of_the_kernel_of_a_library_after_it_alone() -> None:
+    relu, norm = CODE[1].leaf, CODE[4].leaf
+    kernels = ["Memset (Device)", relu, "gemm_a", "Memset (Device)", "gemm_b", "Memset (Device)", norm, "gemm_c", norm]
+    first, second = ([f".blocks.{n}.{part}" for part in ("up", "down", "norm")] for n in range(2))
+    up, down, last = first
+    assert places(kernels) == [None, ".stem_act", up, down, down, None, last, second[0], second[2]]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ the walk through the graph that goes back least explains the calls best; it is f
 
 A fused kernel belongs to the module of the operation that it ends in, whose result it writes. One of several loops
 belongs to the lowest module that its loops have in common.
+
+Code that the compiler cuts into parts for CUDA graphs has no lines. Its backward pass still names the operations of the
+forward pass that it computes again or reads, and the kind of the operation that a call ends in; the walk does the rest.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ _AGAINST = 4.0
 """Cost of a step against the order of the graph, with that of one along it as unit."""
 _OTHER_KIND = 50.0
 """Cost of an operation that is of another kind than those of the call."""
+_FARTHER = 25.0
+"""Cost of an operation that is not the nearest before those that its gradient came through, or was had already."""
 _AGAIN = 3.0
 """Cost of the same operation for two loops of one kernel."""
 _MOST = 500
@@ -136,6 +141,16 @@ class DynamoGraph:
         """The last source node of a call."""
         return next((self.by_name[name] for name in reversed(call.sources) if name in self.by_name), None)
 
+    def recomputed(self, call: GeneratedCall) -> list[int]:
+        """Operations of the forward pass among the source nodes of a call of the backward pass."""
+        return [self.by_name[name] for name in dict.fromkeys(call.sources) if name in self.by_name]
+
+    def ended(self, call: GeneratedCall) -> list[int]:
+        """Operations of the kind that a call ends in."""
+        return (
+            [at for at, kinds in enumerate(self.kinds) if any(kind in call.last for kind in kinds)] if call.last else []
+        )
+
     def given(self, call: GeneratedCall) -> set[str]:
         """Modules of the parameters that a call is given."""
         return {self.inputs[at] for at in call.inputs if 0 <= at < len(self.inputs)} - {""}
@@ -144,7 +159,7 @@ class DynamoGraph:
 @dataclass(frozen=True, slots=True)
 class GeneratedCall:
     """A call in generated code: line, what is called, whether it is a fused kernel, source nodes, kinds of operations,
-    inputs of the graph."""
+    inputs of the graph, the operation of the backward pass it ends in."""
 
     line: int
     leaf: str
@@ -152,6 +167,7 @@ class GeneratedCall:
     sources: list[str]
     kinds: str
     inputs: list[int]
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +179,50 @@ class GeneratedCode:
         calls: In order.
         stacks: Lines of the program that led to the last operation of each loop or call, in order.
         owned: Positions in ``stacks`` of each call.
+        lined: Whether it has lines; else ``stacks`` are empty texts, one a call.
     """
 
     backward: bool
     calls: list[GeneratedCall]
     stacks: list[str]
     owned: list[list[int]]
+    lined: bool = True
 
-    def together(self) -> set[int]:
-        """Positions in ``stacks`` that belong to the same kernel as the one before."""
-        return {at for own in self.owned for at in own[1:]}
+    def again(self) -> dict[int, float]:
+        """Cost of the same operation as before, by position in ``stacks``.
+
+        It is that of another loop of the same kernel, or of a second convolution, which has one call in each pass.
+        """
+        if self.lined:
+            return {at: _AGAIN for own in self.owned for at in own[1:]}
+        return {at: _FARTHER for at, call in enumerate(self.calls) if call.leaf == "convolution_backward"}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], texts: Sequence[str]) -> GeneratedCode:
         """The code of a recorder's notes; its texts are numbers of theirs."""
         calls = [
             # A call of something else is also said to be of the operations that lead to what it is given.
-            GeneratedCall(line, leaf, fused, sources, " ".join((leaf, *kinds)) if fused else leaf, inputs)
+            GeneratedCall(
+                line,
+                leaf,
+                fused,
+                sources,
+                " ".join((leaf, *kinds)) if fused else leaf,
+                inputs,
+                _last(kinds) if fused else leaf,
+            )
             for line, leaf, fused, sources, kinds, inputs in fields["calls"]
         ]
         lines = [line for line, _ in fields["contexts"]]
+        if not lines:
+            return cls(fields["backward"], calls, [""] * len(calls), [[at] for at in range(len(calls))], lined=False)
         return cls(fields["backward"], calls, [texts[stack] for _, stack in fields["contexts"]], _owned(calls, lines))
+
+
+def _last(kinds: Sequence[str]) -> str:
+    """The operation that a fused kernel of the backward pass ends in; what only reads its result does not count."""
+    backward = [kind for kind in kinds if kind.endswith("_backward") and "convolution" not in kind]
+    return next(reversed(backward or kinds), "")
 
 
 def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[CompiledCall]:
@@ -199,11 +238,14 @@ def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[Comp
     if best is None:
         return [CompiledCall(call.leaf, None) for call in code.calls]
     places = _places(code, best)
+    whole = None if code.lined else common(best.modules)
     result = []
     for call, own in zip(code.calls, code.owned, strict=True):
         named = None if code.backward else best.named(call)
         found = [named] if named is not None else [at for at in (places[context] for context in own) if at is not None]
-        result.append(CompiledCall(call.leaf, common([best.modules[at] for at in found])))
+        if code.backward and not code.lined and call.fused:
+            found = best.recomputed(call) or found
+        result.append(CompiledCall(call.leaf, common([best.modules[at] for at in found]) or whole))
     return result
 
 
@@ -215,6 +257,9 @@ def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
         named = None if code.backward else graph.named(call)
         given = graph.given(call)
         lines = any(code.stacks[context].strip() for context in own)
+        again = [] if code.lined or not code.backward else graph.recomputed(call)
+        if not code.lined and named is None:
+            candidates[own[0]] = (again[-1:] if call.fused else []) or graph.ended(call)
         for context in own:
             # Beside loops with a line, one without is of none: the state of a norm that is counted up.
             places = candidates[context] if code.stacks[context].strip() or not lines else []
@@ -230,7 +275,13 @@ def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
             if len(candidates[context]) > _MOST:
                 candidates[context], kinds = [], []
             extra[context] = np.where(kinds, 0.0, _OTHER_KIND)
-    return _walk(candidates, extra, code.together(), -1 if code.backward else 1)
+            if again and not call.fused:  # its gradient comes through them: it stands before them in the forward pass
+                nearest = max((at for at in candidates[context] if at < again[-1]), default=None)
+                extra[context] = extra[context] + np.array([_FARTHER * (at != nearest) for at in candidates[context]])
+    most = (
+        np.inf if code.lined else _FARTHER
+    )  # few calls have lines or names: one that came late must not bend the walk
+    return _walk(candidates, extra, code.again(), -1 if code.backward else 1, most)
 
 
 def _owned(calls: Sequence[GeneratedCall], lines: Sequence[int]) -> list[list[int]]:
@@ -259,15 +310,20 @@ def _owned(calls: Sequence[GeneratedCall], lines: Sequence[int]) -> list[list[in
 
 
 def _walk(
-    candidates: Sequence[Sequence[int]], extra: Sequence[FloatArray], together: set[int], direction: int
+    candidates: Sequence[Sequence[int]],
+    extra: Sequence[FloatArray],
+    again: Mapping[int, float],
+    direction: int,
+    most: float,
 ) -> list[int | None]:
     """One candidate a stack, so that the walk through the graph costs least; None without any.
 
     Args:
         candidates: Operations that each stack may stand for.
         extra: What each of them costs beside the step to it.
-        together: Stacks of the same kernel as the one before.
+        again: What the same operation as that of the stack before costs, by stack.
         direction: 1 along the graph, -1 against it.
+        most: What a step in the other direction costs at most.
     """
     known = [at for at, places in enumerate(candidates) if places]
     result: list[int | None] = [None] * len(candidates)
@@ -278,9 +334,13 @@ def _walk(
     back: list[IntArray] = []
     for at, (before, here) in zip(known[1:], pairwise(tables), strict=True):
         step = (here[None, :] - before[:, None]) * direction
-        total = cost[:, None] + np.where(step >= 0, step, -_AGAINST * step) + (extra[at] + _EARLY * direction * here)
-        if at in together:
-            total = total + _AGAIN * (step == 0)
+        total = (
+            cost[:, None]
+            + np.where(step >= 0, step, np.minimum(-_AGAINST * step, most))
+            + (extra[at] + _EARLY * direction * here)
+        )
+        if at in again:
+            total = total + again[at] * (step == 0)
         back.append(np.argmin(total, axis=0).astype(np.int64))
         cost = np.min(total, axis=0)
     chosen = int(np.argmin(cost))

@@ -171,7 +171,8 @@ def aligned(kernels: Sequence[str], calls: Sequence[CompiledCall]) -> list[Compi
     """The call that each kernel is from; None where the kernels are not from this code, or from several places of it.
 
     Fused kernels are found by their names. The kernels between two of them are from the calls between them: one by
-    one if they are as many, else all from the module that the calls have in common, under the kernels' own names.
+    one if they are as many, else all from the module that the calls have in common, under the kernels' own names. What
+    is cleared before one of them is of its module.
 
     >>> calls = [CompiledCall("convolution", ".conv"), CompiledCall("triton_poi_fused_relu_0", ".act")]
     >>> [call.module for call in aligned(["sm90_xmma_fprop", "triton_poi_fused_relu_0"], calls)]
@@ -201,4 +202,6 @@ def aligned(kernels: Sequence[str], calls: Sequence[CompiledCall]) -> list[Compi
             between = [CompiledCall(kernels[at], shared) for at in inside]
         for at, call in zip(inside, between, strict=True):
             result[at] = call
+            if call.module is not None and at - 1 > low and kernels[at - 1].startswith("Memset"):
+                result[at - 1] = CompiledCall(kernels[at - 1], call.module)  # a library clears what its kernel adds to
     return result
