@@ -10,8 +10,8 @@ Every board is read by the best source that it answers:
 
 The counter takes milliseconds of CPU a reading (an H100: 2.9 ms, measured). Between two of its readings, the shape of
 the power comes from the readings that the driver keeps (``nvmlDeviceGetSamples``: one every 20 ms for 2.4 s, 0.4 ms for
-all of them, measured), scaled to the counter (:mod:`joulery.domain.energy.buffered`). Such a reading is the mean of some
-35 ms, the middle of which lies 16 ms before its stamp (an H100: where kernels began and ended, measured).
+all of them, measured), scaled to the counter (:mod:`joulery.domain.energy.buffered`). Such a reading is the mean of
+some 35 ms, the middle of which lies 16 ms before its stamp (an H100: where kernels began and ended, measured).
 
 A board in MIG mode is read as one: its instances have no sensors of their own. ``CUDA_VISIBLE_DEVICES`` hides nothing
 here: a board draws power whether or not a program may see it.
