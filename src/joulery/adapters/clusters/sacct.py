@@ -30,6 +30,8 @@ ENDED = frozenset(
 )  # fmt: skip
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING"})
 WAITING = frozenset({"PENDING"})
+_UNIX_DIGITS = 9
+"""Unix seconds since 1973 have as many digits; a date without separators has 8."""
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
@@ -58,7 +60,7 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     Raises:
         DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
     """
-    jobs: dict[tuple[str, float], PastJob] = {}
+    jobs: dict[tuple[str, str, float], PastJob] = {}
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
     for row in _rows(path):
@@ -73,12 +75,14 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
             left[made] += 1
             continue
         # One run may appear twice, in files that overlap; a requeued job has several, which began at other times.
-        before = jobs.get((made.id, made.start_s))
+        run = (*made.identity, made.start_s)
+        before = jobs.get(run)
         left.update(["the same run again"] * (before is not None))
         if before is None or made.elapsed_s > before.elapsed_s:
-            jobs[made.id, made.start_s] = made
+            jobs[run] = made
     if not jobs:
-        raise DataError(f"no job held anything: {dict(left) or 'the file has no rows'}", file=str(path), hint=COMMAND)
+        why = ", ".join(f"{count} x {reason}" for reason, count in left.items())
+        raise DataError(f"no job held anything: {why or 'the file has no rows'}", file=str(path), hint=COMMAND)
     notes = tuple(f"{count} jobs in the unknown state {state} count as ended" for state, count in strange.items())
     return SacctLog(tuple(jobs.values()), dict(left), notes)
 
@@ -110,8 +114,8 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         return "a step of a job"
     if state in WAITING:
         return "still waits"
-    start_s, end_s = _stamp(row.get("start", ""), zone), _stamp(row.get("end", ""), zone)
     elapsed_s = _elapsed_s(row)
+    start_s, end_s = _span_s(row.get("start", ""), row.get("end", ""), elapsed_s, zone)
     if math.isnan(elapsed_s):
         elapsed_s = end_s - start_s
     if elapsed_s <= 0:
@@ -142,6 +146,7 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),
+        cluster=row.get("cluster", ""),
     )
 
 
@@ -159,12 +164,29 @@ def _elapsed_s(row: Mapping[str, str]) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _stamp(text: str, zone: tzinfo | None) -> float:
+def _span_s(start: str, end: str, elapsed_s: float, zone: tzinfo | None) -> tuple[float, float]:
+    """Start and end of a run, Unix seconds; NaN where unknown.
+
+    When a clock is set back, one of its hours comes twice. The readings that are the elapsed time apart are right.
+    """
+    spans = [(_stamp(start, zone, one), _stamp(end, zone, other)) for one in (0, 1) for other in (0, 1)]
+    if math.isnan(elapsed_s):
+        # Without an elapsed time, one that ends before it begins is wrong at least.
+        return next((span for span in spans if span[0] < span[1]), spans[0])
+    off_s = [abs(end_s - start_s - elapsed_s) for start_s, end_s in spans]
+    return spans[off_s.index(min(off_s))] if not math.isnan(off_s[0]) else spans[0]
+
+
+def _stamp(text: str, zone: tzinfo | None, fold: int = 0) -> float:
+    """Unix seconds of a stamp, which may be such seconds itself; ``fold`` says which one where an hour comes twice."""
+    if text.isdecimal() and len(text) >= _UNIX_DIGITS:
+        return float(text)
     try:
         stamp = datetime.fromisoformat(text)
     except ValueError:
         return math.nan
     if stamp.tzinfo is None:
+        stamp = stamp.replace(fold=fold)
         stamp = stamp.replace(tzinfo=zone) if zone is not None else stamp.astimezone()
     return stamp.timestamp()
 
