@@ -300,6 +300,10 @@ def _notes(
             f"modelled: elapsed time x {power.gpu_w:g} W a GPU, {power.cpu_w:g} W a core, {power.node_w:g} W a node, "
             "as stated"
         )
+    if total.measured_j > 0:
+        said.append(
+            "measured by Slurm: all that its sensor sees of a job's nodes, other jobs there included; with rapl no GPUs"
+        )
     if left_out:
         said.append("left out: " + ", ".join(f"{count} x {why}" for why, count in left_out.items()))
     if carbon is None:

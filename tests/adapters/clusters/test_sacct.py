@@ -237,3 +237,33 @@ def test_stamps_may_be_unix_seconds(tmp_path: Path) -> None:
     header = "JobID|Submit|Start|End|ElapsedRaw|AllocTRES\n"
     found = log(tmp_path, "1|1795735223|1795735224|1795735264|40|gres/gpu=2", header=header)
     assert [(job.submit_s, job.start_s, job.end_s) for job in found.jobs] == [(1795735223, 1795735224, 1795735264)]
+
+
+HEADER_OF_ENERGY = "JobID|State|Start|ElapsedRaw|ConsumedEnergyRaw|AllocTRES\n"
+# As 22.05 printed it with acct_gather_energy: job 1 without srun, job 2 with srun for six of its ten seconds.
+ENERGY = (
+    "1|FAILED|2026-11-26T23:34:24|13||billing=1,cpu=1,gres/gpu=1,node=1\n",
+    "1.batch|FAILED|2026-11-26T23:34:24|13|654|cpu=1,gres/gpu=1,mem=0,node=1\n",
+    "2|COMPLETED|2026-11-26T23:35:01|10|298|billing=1,cpu=1,energy=298,gres/gpu=1,node=1\n",
+    "2.batch|COMPLETED|2026-11-26T23:35:01|10|503|cpu=1,gres/gpu=1,mem=0,node=1\n",
+    "2.0|COMPLETED|2026-11-26T23:35:01|6|298|cpu=1,gres/gpu=1,mem=0,node=1\n",
+)
+
+
+def test_energy_is_that_of_the_row_that_saw_most_of_the_job(tmp_path: Path) -> None:
+    found = log(tmp_path, *ENERGY, header=HEADER_OF_ENERGY)
+    assert [(job.id, job.measured_j) for job in found.jobs] == [("1", 654.0), ("2", 503.0)]
+    assert not found.left_out, "the steps were used"
+    assert log(tmp_path, *ENERGY[::-1], header=HEADER_OF_ENERGY).jobs == found.jobs[::-1], "in any order"
+    alone = log(tmp_path, ENERGY[0], ENERGY[2], header=HEADER_OF_ENERGY)
+    assert math.isnan(alone.jobs[0].measured_j) and alone.jobs[1].measured_j == 298.0, "with -X"
+
+
+def test_steps_belong_to_the_run_and_the_cluster_they_ran_in(tmp_path: Path) -> None:
+    again = "1|COMPLETED|2026-11-26T23:50:00|13||billing=1,gres/gpu=1\n"
+    step = "1.batch|COMPLETED|2026-11-26T23:50:00|13|70|gres/gpu=1\n"
+    found = log(tmp_path, *ENERGY[:2], again, step, header=HEADER_OF_ENERGY)
+    assert [job.measured_j for job in found.jobs] == [654.0, 70.0]
+    rows = [f"east|{ENERGY[0]}", f"west|{ENERGY[1]}"]
+    found = log(tmp_path, *rows, header=f"Cluster|{HEADER_OF_ENERGY}")
+    assert math.isnan(found.jobs[0].measured_j)

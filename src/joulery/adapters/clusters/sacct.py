@@ -1,7 +1,8 @@
 """Reader of ``sacct`` output as past jobs: pipe- or comma-separated with a header, holes and all.
 
-:data:`COMMAND` gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left
-out: their job has their time. A job that was held, or waited for another, counts as submitted when it could start.
+:data:`COMMAND` gives everything that is used; a missing column costs only what it says. A job that was held, or waited
+for another, counts as submitted when it could start. Steps (``17.batch``) have the time of their job and are left out,
+but for their energy: Slurm writes into a job's own row only what steps of ``srun`` used, and nothing without any.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
     """
     jobs: dict[tuple[str, str, float], PastJob] = {}
+    steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
     for row in _rows(path):
@@ -71,8 +73,11 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         if state and state not in ENDED | RUNNING | WAITING:
             strange[state] += 1
         made = _job(row, state, zone)
-        if not isinstance(made, PastJob):
+        if isinstance(made, str):
             left[made] += 1
+            continue
+        if isinstance(made, _Step):
+            steps.setdefault(made.job, []).append((made.start_s, made.energy_j))
             continue
         # One run may appear twice, in files that overlap; a requeued job has several, which began at other times.
         run = (*made.identity, made.start_s)
@@ -84,7 +89,27 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         why = ", ".join(f"{count} x {reason}" for reason, count in left.items())
         raise DataError(f"no job held anything: {why or 'the file has no rows'}", file=str(path), hint=COMMAND)
     notes = tuple(f"{count} jobs in the unknown state {state} count as ended" for state, count in strange.items())
-    return SacctLog(tuple(jobs.values()), dict(left), notes)
+    return SacctLog(tuple(_with_steps(job, steps.get(job.identity, ())) for job in jobs.values()), dict(left), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Energy of a step: cluster and number of its job, start (NaN where unknown), joules."""
+
+    job: tuple[str, str]
+    start_s: float
+    energy_j: float
+
+
+def _with_steps(job: PastJob, steps: Sequence[tuple[float, float]]) -> PastJob:
+    """The job with the energy of the row that saw most of it.
+
+    The batch step sees the first node all along, a step of srun its own nodes for its time, the job's row the sum of
+    the latter. Each is a part of what the nodes drew, so the largest counts and nothing is added up.
+    """
+    own = [joules for start_s, joules in steps if not (start_s < job.start_s - 1 or start_s > job.end_s + 1)]
+    known = [joules for joules in (job.measured_j, *own) if not math.isnan(joules)]
+    return replace(job, measured_j=max(known)) if own and known else job
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
@@ -105,13 +130,17 @@ def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
             yield None if longer else dict(zip(header, (cell.strip() for cell in cells), strict=False))
 
 
-def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
-    """The job of a row, or why there is none."""
+def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | _Step | str:
+    """The job or the step of a row, or why it is neither."""
     number = row.get("jobid") or row.get("jobidraw", "")
     if not number:
         return "no job number"
     if "." in number:
-        return "a step of a job"
+        job = (row.get("cluster", ""), number.partition(".")[0])
+        measured_j = _joules(row)
+        return (
+            "a step of a job" if math.isnan(measured_j) else _Step(job, _stamp(row.get("start", ""), zone), measured_j)
+        )
     if state in WAITING:
         return "still waits"
     elapsed_s = _elapsed_s(row)
