@@ -12,7 +12,7 @@ from joulery.domain.errors import CapabilityError
 
 
 def meter_specs(
-    config: MetersConfig, told: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    config: MetersConfig, defaults: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 ) -> tuple[MeterSpec, ...] | None:
     """Which meters to open; None for the preferred ones that this machine has, which is also the default.
 
@@ -21,7 +21,7 @@ def meter_specs(
 
     Args:
         config: The section of the site file.
-        told: Options by kind of meter, where the site file gives none.
+        defaults: Options by kind of meter, where the site file gives none.
 
     Raises:
         CapabilityError: None of them answers.
@@ -38,7 +38,7 @@ def meter_specs(
             values = config.cpu_model
             options = {"idle_w": values.idle_w, "max_w": values.max_w, "band_ratio": values.band_ratio}
             spec = spec._replace(options=options)
-        spec = spec._replace(options={**told.get(spec.kind, {}), **spec.options})
+        spec = spec._replace(options={**defaults.get(spec.kind, {}), **spec.options})
         try:
             meter = open_meter(spec)
         except CapabilityError as error:
