@@ -64,7 +64,7 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
     known = mean > 0  # the policy is shown 0 where nothing is known
     return {
         "site": site.name if cluster is None else f"{site.name}: {cluster}",
-        "mode": ", ".join(dict.fromkeys(entry["mode"] for entry in rounds.values() if entry["mode"])) or str(site.mode),
+        "mode": _modes({called: entry["mode"] or str(site.mode) for called, entry in rounds.items()}) or str(site.mode),
         "policy": ", ".join(policies),
         "now_s": now_s,
         "rounds": {called: {"t_s": entry["t_s"], "text": entry.get("text", "")} for called, entry in rounds.items()},
@@ -74,6 +74,13 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
         "problems": problems,
         "clusters": clusters,
     }
+
+
+def _modes(by_cluster: Mapping[str, str]) -> str:
+    """The mode of the schedulers, by cluster where they differ."""
+    if len(modes := set(by_cluster.values())) == 1:
+        return modes.pop()
+    return ", ".join(f"{mode} ({called})" for called, mode in by_cluster.items())
 
 
 def _overdue(cluster: str, since_s: float, quantum_s: float) -> list[str]:

@@ -97,6 +97,11 @@ def test_a_cluster_that_does_not_answer_hides_no_other(tmp_path: Path, monkeypat
     log.with_name("manifest.json").write_text('{"mode": "shadow"}')
     west = scheduler_view(load(tmp_path / "site.yaml"), "west")
     assert west["problems"] == [] and west["mode"] == "shadow", "the mode of the daemon, not of the file"
+    east = tmp_path / "east/runs/a/log.jsonl"
+    east.parent.mkdir(parents=True)
+    east.write_text(log.read_text())
+    east.with_name("manifest.json").write_text('{"mode": "act"}')
+    assert scheduler_view(load(tmp_path / "site.yaml"))["mode"] == "act (east), shadow (west)"
 
 
 def test_a_site_file_that_is_wrong_for_one_cluster_hides_no_other(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def as_html(statement: Statement) -> str:
         tag(
             "main",
             tiles(facts),
+            tag("h2", f"By {' and '.join(statement.by)}"),
             tag("div", html_table(statement.names, rows, text=words), class_="card"),
             tag("ul", (tag("li", note) for note in statement.notes), class_="notes") if statement.notes else None,
         ),
