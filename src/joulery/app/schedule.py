@@ -57,6 +57,8 @@ from joulery.store.journal import Journal
 from joulery.store.run.directory import create_run, new_run_id
 
 _LEAST_RUN_S = 300.0
+_LISTED_S = 2 * 86_400.0
+"""Ends of jobs are looked up so far back; jobs are listed for a day."""
 
 Log = Callable[[Mapping[str, Any]], None]
 """Receives every line of the scheduler's log."""
@@ -311,8 +313,9 @@ def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
         snapshot = backend.snapshot()
     folder = jobs.state.absolute()
     state = live_state(folder)
-    ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
-    line, now_s = waiting_line(snapshot.jobs, state), time.time()
+    now_s = time.time()
+    ended = {int(entry["job"]): entry for entry in ended_jobs(folder, now_s - _LISTED_S)}
+    line = waiting_line(snapshot.jobs, state)
     starts = expected_starts(snapshot, state, line, now_s)
     made = job_forecasts(snapshot, state, math.nan, now_s)
     return [

@@ -16,7 +16,7 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.format import duration
 from joulery.gateway.exporter.http import MetricsServer, Render
-from joulery.runtime.schedule.usage import lines
+from joulery.runtime.schedule.usage import lines_backwards
 
 _OVERDUE_QUANTA, _OVERDUE_S = 2.0, 60.0
 """A round comes every quantum; later than this, the scheduler is taken for stopped."""
@@ -94,9 +94,9 @@ def last_round(folder: Path) -> dict[str, Any]:
     """The last round in the logs of a state folder, with the ``mode`` it was made in; empty where there is none."""
     logs = sorted((folder / "runs").glob("*/log.jsonl"), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in logs[:3]:
-        rounds = [entry for entry in lines(log) if entry["kind"] == "round"]
-        if rounds:
-            return {**rounds[-1], "mode": _mode_of(log.with_name("manifest.json"))}
+        made = next((entry for entry in lines_backwards(log) if entry["kind"] == "round"), None)
+        if made is not None:
+            return {**made, "mode": _mode_of(log.with_name("manifest.json"))}
     return {}
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.app.runs.job_bookkeeping import book_jobs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
+from joulery.runtime.schedule import usage
 from joulery.runtime.schedule.usage import BY, used_by
 from joulery.store.ledger import Budget, Ledger
 from joulery.ui.cli import main
@@ -84,6 +89,31 @@ def test_time_that_nothing_measured_is_said(folder: Path, capsys: pytest.Capture
     assert used_by(folder, "owner")[1].unmetered_s == 40.0
     assert main(["report", "--since", "36500d", "--jobs", str(folder)]) == 0
     assert "nothing measured 40.0% of their time" in capsys.readouterr().out
+
+
+@given(st.lists(st.text(max_size=20), max_size=30), st.integers(1, 64), st.booleans())
+def test_a_log_reads_the_same_from_its_end(texts: list[str], block: int, torn: bool) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(usage, "_BLOCK", block)
+        log = Path(folder) / "log.jsonl"
+        text = "".join(json.dumps({"kind": "note", "text": one}) + "\n" for one in texts)
+        log.write_text(text[: -3 if torn else None])
+        assert list(usage.lines_backwards(log)) == list(usage.lines(log))[::-1]
+
+
+def test_of_a_long_log_only_its_end_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = folder / "runs" / "one" / "log.jsonl"
+    first = json.loads(log.read_text().splitlines()[0])
+    ends = [{**first, "job": number, "t_s": T0_S + number} for number in range(100)]
+    log.write_text("".join(json.dumps(end) + "\n" for end in ends))
+    read: list[bytes] = []
+    parse = usage._entry
+    monkeypatch.setattr(usage, "_entry", lambda line: read.append(line) or parse(line))
+    assert [end["job"] for end in usage.ended_jobs(folder, T0_S + 97)] == [97, 98, 99]
+    assert len(read) < 10
+    os.utime(log, (T0_S + 90, T0_S + 90))
+    assert usage.ended_jobs(folder, T0_S + 97) == [], "nothing was written since"
+    assert len(usage.ended_jobs(folder)) == 100
 
 
 def test_what_ended_before_is_left_out_and_what_runs_is_not(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC
@@ -20,6 +21,9 @@ BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month
 """Keys that jobs can be grouped by."""
 SEPARATOR = " / "
 """Between the values of several keys."""
+_OVER, _MONTH = b'"over"', b'"month"'
+_BLOCK = 1 << 18
+"""Bytes of a log that are read at once from its end."""
 _COSTS = ("executed_s", "slot_s", "unmetered_s", "energy_j", "carbon_g", "carbon_covered_j")
 
 
@@ -195,14 +199,22 @@ def _pieces(row: Mapping[str, Any], cuts: Mapping[str, Mapping[str, Any]], last_
 
 def _job_entries(folder: Path) -> Iterator[dict[str, Any]]:
     for log in sorted((folder / "runs").glob("*/log.jsonl")):
-        for entry in lines(log):
+        for entry in lines(log, _OVER, _MONTH):
             if entry["kind"] in ("over", "month") and isinstance(entry.get("job"), int):
                 yield entry
 
 
-def ended_jobs(folder: Path) -> Iterator[dict[str, Any]]:
-    """The cost of ended jobs, from the logs of all runs."""
-    return (entry for entry in _job_entries(folder) if entry["kind"] == "over")
+def ended_jobs(folder: Path, since_s: float = -math.inf) -> list[dict[str, Any]]:
+    """The cost of jobs that ended after a time, the last to end last; no more is read than was written since."""
+    found = []
+    logs = ((log.stat().st_mtime, log) for log in (folder / "runs").glob("*/log.jsonl"))
+    for _, log in sorted((at for at in logs if at[0] >= since_s), reverse=True):
+        for entry in lines_backwards(log):
+            if float(entry.get("t_s") or math.inf) < since_s:
+                break
+            if entry["kind"] == "over" and isinstance(entry.get("job"), int):
+                found.append(entry)
+    return found[::-1]
 
 
 def live_state(folder: Path) -> SchedulerState:
@@ -211,15 +223,41 @@ def live_state(folder: Path) -> SchedulerState:
     return replay(lines(journal) if journal.exists() else ())[0]
 
 
-def lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log or journal; a line that is torn, or half written at this moment, is left out."""
-    for line in file.read_bytes().splitlines():
-        try:
-            entry = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(entry, dict) and "kind" in entry:
+def lines(file: Path, *words: bytes) -> Iterator[dict[str, Any]]:
+    """The entries of a log or journal; a line that is torn, or half written at this moment, is left out.
+
+    Args:
+        file: One entry a line; a log of months has hundreds of megabytes.
+        words: Only lines with one of these are read; all when empty.
+    """
+    with file.open("rb") as log:
+        for line in log:
+            if (not words or any(word in line for word in words)) and (entry := _entry(line)) is not None:
+                yield entry
+
+
+def lines_backwards(file: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a log, the last one first; only as much of the file is read as is asked for."""
+    with file.open("rb") as log:
+        at, rest = log.seek(0, os.SEEK_END), b""
+        while at > 0:
+            size = min(at, _BLOCK)
+            at = log.seek(at - size)
+            first, *others = (log.read(size) + rest).split(b"\n")
+            for line in reversed(others):
+                if (entry := _entry(line)) is not None:
+                    yield entry
+            rest = first
+        if (entry := _entry(rest)) is not None:
             yield entry
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return entry if isinstance(entry, dict) and "kind" in entry else None
 
 
 def _running(folder: Path) -> Iterator[dict[str, Any]]:
