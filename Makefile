@@ -66,7 +66,7 @@ SUITE ?= trixie
 	$(BIN)/python -m tests.slurm_suite $(SUITE) .slurm-$(SUITE)
 
 SLURM_TESTS := tests/e2e/test_schedule_slurm.py tests/e2e/test_slurm_plays.py tests/e2e/test_slurm_rights.py \
-  tests/e2e/test_slurm_power.py tests/e2e/test_slurm_verdicts.py tests/e2e/test_two_clusters.py
+  tests/e2e/test_slurm_power.py tests/e2e/test_slurm_verdicts.py tests/e2e/test_slurm_energy.py tests/e2e/test_two_clusters.py
 test-slurm: .slurm-$(SUITE)/usr/sbin/slurmctld ## the scheduler beside Slurm of another Debian suite: SUITE=trixie (24.11) or SUITE=sid
 	JOULERY_SLURM=$(CURDIR)/.slurm-$(SUITE) $(BIN)/pytest -n 2 --no-cov $(SLURM_TESTS)
 

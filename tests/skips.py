@@ -4,6 +4,7 @@ import re
 
 MACHINE = {
     "root": r"may read everything|needs root",
+    "registers": r"this machine has (no /dev/cpu|registers of its own)",
     "no IPv6": r"this machine has no IPv6",
     "no tmpfs": r"no tmpfs here",
     "one core": r"neighbours need two cores",

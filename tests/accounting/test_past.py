@@ -52,7 +52,11 @@ def test_what_the_cluster_measured_counts_instead() -> None:
 
 
 def test_the_keys_add_up_and_the_largest_comes_first() -> None:
-    jobs = [past(0.0, 60.0, owner="ada"), past(0.0, 600.0, owner="bob"), past(60.0, 120.0, owner="ada")]
+    jobs = [
+        past(0.0, 60.0, owner="ada"),
+        past(0.0, 600.0, owner="bob"),
+        replace(past(60.0, 120.0, owner="ada"), id="2"),
+    ]
     uses = past_use(jobs, HeldPower(100.0), GRID, lambda job: job.owner)
 
     assert [(use.key, use.jobs, use.energy_j) for use in uses] == [("bob", 1, 60_000.0), ("ada", 2, 12_000.0)]

@@ -95,4 +95,6 @@ def test_waiting_jobs_have_a_rank_and_a_reason() -> None:
     assert "first in its pool" in shown[1][1] and "first in its pool" in shown[3][1]
     assert "1 job of its pool" in shown[2][1]
     assert "Licenses" in shown[4][1] and "owner" in shown[5][1] and "lacks" in shown[8][1]
-    assert shown[6][1] is None and shown[7][1] is None
+    assert shown[6][1] == "not ranked: no scheduler has acted here" and shown[7][1] is None
+    acted = replace(state, next_round_s=1e9)
+    assert schedule._wait(jobs[5], acted, line)["waits_because"].startswith("not ranked yet")

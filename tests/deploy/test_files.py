@@ -21,6 +21,7 @@ from joulery.ui.cli.verbs import VERBS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+EXAMPLES = sorted((DEPLOY.parent / "examples/slurm").glob("*.service"))
 KNOWN = {family.name for family in (*EXPORT_METRICS, *METRICS)}
 
 
@@ -103,10 +104,34 @@ def test_a_unit_starts_a_verb_in_a_sandbox(file):
     assert "CapabilityBoundingSet" in service
 
 
+def test_a_schedulers_unit_releases_its_holds_and_leaves_its_watchdog_alive():
+    """The watchdog is in the unit's control group; holds outlive both, if nothing releases them."""
+    units = [file for file in (*UNITS, *EXAMPLES) if "schedule" in file.name]
+    assert len(units) == 3
+    for file in units:
+        text = file.read_text()
+        start, stop = (line.partition("=")[2] for line in text.splitlines() if line.startswith("Exec"))
+        assert stop == f"{start} --release" and "\nKillMode=process\n" in text, file
+    for file in (file for file in EXAMPLES if "@" in file.name):
+        commands = [line for line in file.read_text().splitlines() if line.startswith("Exec")]
+        assert all("--cluster %i" in line for line in commands), file
+
+
+def test_an_agents_sandbox_lets_it_write_where_the_docs_say_and_limit_power():
+    (text,) = (file.read_text() for file in UNITS if "agent" in file.name)
+    page = (DEPLOY.parent / "docs/how-to/slurm.md").read_text()
+    (folder,) = (line for line in text.splitlines() if line.startswith("ReadWritePaths"))
+    writable = [path.removeprefix("-") for path in folder.partition("=")[2].split()]
+    (meters,) = {line.split()[1] for line in page.splitlines() if line.strip().startswith("meters: /") and "#" in line}
+    assert any(meters.startswith(f"{path}/") for path in writable), meters
+    assert "CAP_SYS_ADMIN" in text
+
+
 def test_systemd_takes_the_units():
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
-    done = subprocess.run(["systemd-analyze", "verify", *map(str, UNITS)], capture_output=True, text=True)
+    files = map(str, (*UNITS, *EXAMPLES))
+    done = subprocess.run(["systemd-analyze", "verify", *files], capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert not [line for line in said if ".service:" in line and "joulery" in line], done.stderr
 

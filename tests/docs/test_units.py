@@ -22,4 +22,6 @@ def test_every_command_of_a_unit_is_one_of_joulerys(unit: Path) -> None:
 
 
 def test_the_scheduler_and_the_agent_have_a_unit() -> None:
-    assert [unit.name for unit in UNITS] == ["joulery-agent.service", "joulery-schedule.service"]
+    assert sorted(unit.name for unit in UNITS) == [
+        f"joulery-{part}{one}.service" for part in ("agent", "schedule") for one in ("", "@")
+    ]

@@ -49,7 +49,7 @@ class PastUse:
 
     Attributes:
         key: Value of the grouping key.
-        jobs: How many.
+        jobs: How many; one that ran several times counts once.
         gpu_s, cpu_s: GPU- and core-seconds held.
         energy_j: Joules of them all.
         measured_j: Joules among them that the cluster measured itself.
@@ -151,7 +151,7 @@ def _use(key: str, jobs: Sequence[PastJob], energy: FloatArray, measured: FloatA
     known = ~np.isnan(grams)
     return PastUse(
         key=key,
-        jobs=len(jobs),
+        jobs=len({job.identity for job in jobs}),
         gpu_s=math.fsum(job.gpus * job.elapsed_s for job in jobs),
         cpu_s=math.fsum(job.cpus * job.elapsed_s for job in jobs),
         energy_j=math.fsum(energy),

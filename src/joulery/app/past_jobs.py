@@ -38,7 +38,7 @@ from joulery.sim.training.site_machines import SiteMachines, node_of
 from joulery.sim.training.study import scheme as scheme
 from joulery.store.files import disk_errors, write_atomically
 
-BY = ("owner", "account", "partition", "state", "name", "month")
+BY = ("owner", "account", "partition", "state", "name", "cluster", "month")
 """Keys that past jobs can be grouped by."""
 _SEPARATOR = " / "
 
@@ -139,13 +139,12 @@ def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastRepo
     if "month" in by:
         uses = tuple(sorted(uses, key=lambda use: values[use.key][by.index("month")]))
     (total,) = past_use(pieces, power, carbon, lambda _: "total")
-    total = replace(total, jobs=len({(job.id, job.submit_s) for job in pieces}) if pieces != jobs else total.jobs)
     notes = (*log.notes, *_notes(log.left_out, total, power, carbon))
     return PastReport(uses, total, tuple(jobs), log.left_out, notes, carbon, by, values)
 
 
 def _values(job: PastJob, by: tuple[str, ...], zone: ZoneInfo | None) -> tuple[str, ...]:
-    return tuple(month_of(job.start_s, zone) if key == "month" else str(getattr(job, key)) for key in by)
+    return tuple(month_of(job.start_s, zone) if key == "month" else str(getattr(job, key)) or "unknown" for key in by)
 
 
 def _of_month(pieces: Sequence[PastJob], month: str, zone: ZoneInfo | None, file: Path) -> tuple[PastJob, ...]:
@@ -301,6 +300,10 @@ def _notes(
             f"modelled: elapsed time x {power.gpu_w:g} W a GPU, {power.cpu_w:g} W a core, {power.node_w:g} W a node, "
             "as stated"
         )
+    if total.measured_j > 0:
+        said.append(
+            "measured by Slurm: all that its sensor sees of a job's nodes, other jobs there included; with rapl no GPUs"
+        )
     if left_out:
         said.append("left out: " + ", ".join(f"{count} x {why}" for why, count in left_out.items()))
     if carbon is None:
@@ -373,13 +376,17 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
 
     Raises:
         ConfigError: No such scheduler, no source of intensity was named, or the folder is no scheduler's.
-        DataError: No job held a GPU, one held more than there are, or the intensity has holes.
+        DataError: No job held a GPU, one held more than there are, they are of several clusters, or the intensity has
+            holes.
     """
     if report.intensity is None:
         raise ConfigError("grams need an intensity", pointer="--what-if", hint="name a source with --zone or --carbon")
     scheme(wanted.policy)
     gpus = wanted.gpus
     held = held_gpus(report.jobs)
+    if len(clusters := sorted({job.cluster for job in held.jobs})) > 1:
+        raise DataError(f"holds jobs of {len(clusters)} clusters: {', '.join(clusters)}; one is simulated at a time",
+                        hint=f"print those of one: sacct -M {clusters[-1]} ...")  # fmt: skip
     at_once = most_at_once(held.start_s, held.elapsed_s, held.gpus)
     if gpus is not None and gpus < int(held.gpus.max()):
         raise DataError(f"a job held {int(held.gpus.max())} GPUs", hint=f"--gpus {at_once} or more")

@@ -36,7 +36,7 @@ from joulery.config.jobs import JobsConfig
 from joulery.config.parsing.reading import load
 from joulery.config.site import Mode, Site
 from joulery.domain.cluster import ClusterJob, JobState
-from joulery.domain.errors import ConfigError
+from joulery.domain.errors import ConfigError, JouleryError
 from joulery.domain.ports import ClusterBackend
 from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
@@ -57,6 +57,8 @@ from joulery.store.journal import Journal
 from joulery.store.run.directory import create_run, new_run_id
 
 _LEAST_RUN_S = 300.0
+_LISTED_S = 2 * 86_400.0
+"""Ends of jobs are looked up so far back; jobs are listed for a day."""
 
 Log = Callable[[Mapping[str, Any]], None]
 """Receives every line of the scheduler's log."""
@@ -267,28 +269,53 @@ def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
     return local_backend(jobs).cancel(job)
 
 
+def jobs_by_cluster(site: Site, cluster: str | None = None) -> tuple[list[dict[str, Any]], dict[str, JouleryError]]:
+    """The rows of :func:`list_jobs` of all clusters, each with its ``cluster`` where the site lists several.
+
+    Args:
+        site: The site.
+        cluster: One of its clusters; all when None.
+
+    Returns:
+        The rows, and by cluster what hinders one of several from being listed: it hides no other.
+
+    Raises:
+        CapabilityError: The only cluster does not answer.
+        ConfigError: There is no such cluster, or the only one is configured wrongly.
+    """
+    names = [one.name for one in site.clusters]
+    if cluster is not None or len(names) < 2:
+        return list_jobs(site, cluster), {}
+    rows: list[dict[str, Any]] = []
+    problems: dict[str, JouleryError] = {}
+    for name in names:
+        try:
+            rows += [{"cluster": name, **row} for row in list_jobs(site, name)]
+        except JouleryError as error:
+            problems[name] = error
+    return rows, problems
+
+
 def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
     """One row for each job that is not over or ended within a day; unknown values are None.
 
     Args:
         site: The site.
-        cluster: One of its clusters; all when None, each row with its ``cluster``.
+        cluster: One of its clusters, where it lists several.
 
     Raises:
-        CapabilityError: A cluster does not answer.
-        ConfigError: There is no such cluster.
+        CapabilityError: The cluster does not answer.
+        ConfigError: There is no such cluster, or the site lists several and none is named.
     """
-    if cluster is None and len(site.clusters) > 1:
-        names = [one.name for one in site.clusters]
-        return [{"cluster": name, **row} for name in names for row in list_jobs(site, name)]
     site = one_cluster(site, cluster)
     jobs = jobs_of(site)
     with _closing(cluster_backend(jobs)) as backend:
         snapshot = backend.snapshot()
     folder = jobs.state.absolute()
     state = live_state(folder)
-    ended = {int(entry["job"]): entry for entry in ended_jobs(folder)}
-    line, now_s = waiting_line(snapshot.jobs, state), time.time()
+    now_s = time.time()
+    ended = {int(entry["job"]): entry for entry in ended_jobs(folder, now_s - _LISTED_S)}
+    line = waiting_line(snapshot.jobs, state)
     starts = expected_starts(snapshot, state, line, now_s)
     made = job_forecasts(snapshot, state, math.nan, now_s)
     return [
@@ -362,7 +389,7 @@ def _row(job: ClusterJob, state: SchedulerState, ended: Mapping[str, Any]) -> di
         "left_alone": job.exempt or None,
         "energy_j": energy_j,
         "carbon_g": carbon_g,
-        "quality": str(tally.quality) if tally is not None and energy_j else ended.get("quality"),
+        "quality": (ended.get("quality") if tally is None else str(tally.quality)) if energy_j else None,
         "power_w": tally.slot_w * job.slots if tally is not None and job.slots and tally.slot_w >= 0 else None,
     }
 

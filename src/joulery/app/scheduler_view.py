@@ -2,60 +2,72 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from joulery.app.schedule import list_jobs
 from joulery.app.wiring.cluster import green_policy, jobs_of, one_cluster
 from joulery.config.site import Site
-from joulery.domain.errors import CapabilityError, DataError
+from joulery.domain.errors import ConfigError, JouleryError
+from joulery.domain.format import duration
 from joulery.gateway.exporter.http import MetricsServer, Render
-from joulery.runtime.schedule.usage import lines
+from joulery.runtime.schedule.usage import lines_backwards
+
+_OVERDUE_QUANTA, _OVERDUE_S = 2.0, 60.0
+"""A round comes every quantum; later than this, the scheduler is taken for stopped."""
 
 
 def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
     """Everything of the screen, JSON-ready; unknown values are None.
 
-    A cluster that does not answer is named in ``problems``; the other clusters are shown.
+    A cluster that does not answer is named in ``problems``, and so is a scheduler that makes no rounds; the other
+    clusters are shown.
 
     Args:
         site: The site.
         cluster: One of its clusters; all when None.
 
     Raises:
-        ConfigError: There is no such cluster, or the site has no jobs.
+        ConfigError: There is no such cluster, the site has no jobs, or its only cluster is configured wrongly.
     """
+    now_s = time.time()
     names: list[str | None] = [one.name for one in site.clusters] if cluster is None and site.clusters else [cluster]
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     clusters: dict[str, bool] = {}
-    last: dict[str, Any] = {}
+    rounds: dict[str, dict[str, Any]] = {}
     policies: dict[str, None] = {}
     for name in names:
-        one = one_cluster(site, name)
+        one, called = one_cluster(site, name), name or site.name
         policies[green_policy(jobs_of(one)).name] = None
-        last = max(last, last_round(jobs_of(one).state.absolute()), key=lambda entry: entry.get("t_s", -math.inf))
+        if found := last_round(jobs_of(one).state.absolute()):
+            rounds[called] = found
+            problems += _overdue(called, now_s - float(found["t_s"]), jobs_of(one).quantum_s)
         try:
-            found = list_jobs(one)
-        except (CapabilityError, DataError) as error:
-            problems.append(f"{name or site.name}: {error}")
-            clusters[name or site.name] = False
+            listed = list_jobs(one)
+        except JouleryError as error:
+            if isinstance(error, ConfigError) and len(names) == 1:
+                raise
+            problems.append(f"{called}: {error}")
+            clusters[called] = False
             continue
-        clusters[name or site.name] = True
-        rows += [{"cluster": name, **row} if len(names) > 1 else row for row in found]
+        clusters[called] = True
+        rows += [{"cluster": name, **row} if len(names) > 1 else row for row in listed]
+    last = max(rounds.values(), key=lambda entry: float(entry["t_s"]), default={})
     seen = last.get("view") or {}
     g_per_kwh, mean = float(seen.get("g_per_kwh") or 0.0), float(seen.get("mean_g_per_kwh") or 0.0)
     known = mean > 0  # the policy is shown 0 where nothing is known
     return {
         "site": site.name if cluster is None else f"{site.name}: {cluster}",
-        "mode": str(site.mode),
+        "mode": _modes({called: entry["mode"] or str(site.mode) for called, entry in rounds.items()}) or str(site.mode),
         "policy": ", ".join(policies),
-        "now_s": time.time(),
-        "round_text": last.get("text", ""),
-        "round_s": last.get("t_s"),
+        "now_s": now_s,
+        "rounds": {called: {"t_s": entry["t_s"], "text": entry.get("text", "")} for called, entry in rounds.items()},
         "g_per_kwh": g_per_kwh if known else None,
         "hour": ("green hour" if g_per_kwh < mean else "dirty hour") + ", last round" if known else "",
         "jobs": rows,
@@ -64,14 +76,36 @@ def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
     }
 
 
+def _modes(by_cluster: Mapping[str, str]) -> str:
+    """The mode of the schedulers, by cluster where they differ."""
+    if len(modes := set(by_cluster.values())) == 1:
+        return modes.pop()
+    return ", ".join(f"{mode} ({called})" for called, mode in by_cluster.items())
+
+
+def _overdue(cluster: str, since_s: float, quantum_s: float) -> list[str]:
+    """What to say of a scheduler that should have made a round long ago."""
+    if since_s <= _OVERDUE_QUANTA * quantum_s + _OVERDUE_S:
+        return []
+    return [f"{cluster}: no round for {duration(since_s)}: does joulery schedule run?"]
+
+
 def last_round(folder: Path) -> dict[str, Any]:
-    """The last round in the logs of a state folder; empty where there is none."""
+    """The last round in the logs of a state folder, with the ``mode`` it was made in; empty where there is none."""
     logs = sorted((folder / "runs").glob("*/log.jsonl"), key=lambda log: log.stat().st_mtime, reverse=True)
     for log in logs[:3]:
-        rounds = [entry for entry in lines(log) if entry["kind"] == "round"]
-        if rounds:
-            return rounds[-1]
+        made = next((entry for entry in lines_backwards(log) if entry["kind"] == "round"), None)
+        if made is not None:
+            return {**made, "mode": _mode_of(log.with_name("manifest.json"))}
     return {}
+
+
+def _mode_of(manifest: Path) -> str:
+    """The mode of a scheduler's run; empty where its manifest does not say."""
+    with suppress(OSError, ValueError):
+        said = orjson.loads(manifest.read_bytes())
+        return str(said.get("mode") or "") if isinstance(said, dict) else ""
+    return ""
 
 
 def serve_page(

@@ -283,6 +283,7 @@ class PastJob:
         measured_j: Energy the cluster itself measured; NaN where it did not.
         gpu_type: Type of its GPUs; empty where the accounting names none, or several.
         any_type: Whether its owner asked for GPUs of any type; False where the accounting does not say.
+        cluster: Its cluster, each of which numbers its own jobs; empty where the accounting names none.
     """
 
     id: str
@@ -301,3 +302,9 @@ class PastJob:
     measured_j: float = field(default=float("nan"))
     gpu_type: str = ""
     any_type: bool = False
+    cluster: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What a job shares with its other runs and parts alone: clusters number their jobs alike."""
+        return self.cluster, self.id

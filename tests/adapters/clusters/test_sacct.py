@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -182,7 +182,7 @@ def test_slurms_own_measurement(tmp_path: Path, text: str, joules: float) -> Non
         ("", "empty"),
         ("a|b|c\n1|2|3\n", "names no JobID"),
         (HEADER, "no rows"),
-        (HEADER + "17.0|x\n", "a step of a job"),
+        (HEADER + "17.0|x\n", "no job held anything: 1 x a step of a job"),
         ("JobID,JobName\n1," + "x" * 200_000, "not CSV"),
     ],
 )
@@ -193,3 +193,77 @@ def test_a_file_without_jobs_is_one_clear_error(tmp_path: Path, content: str, sa
         read_sacct(file)
     with pytest.raises(DataError, match="cannot be read"):
         read_sacct(tmp_path / "none.txt")
+
+
+def test_two_clusters_number_their_jobs_alike(tmp_path: Path) -> None:
+    header = "Cluster|JobID|Start|End|ElapsedRaw|AllocTRES\n"
+    rows = ("east|1|2026-11-26T23:20:24|2026-11-26T23:21:04|40|gres/gpu=2\n",
+            "west|1|2026-11-26T23:20:24|2026-11-26T23:21:24|60|gres/gpu=2\n")  # fmt: skip
+    found = log(tmp_path, *rows, header=header)
+    assert [(job.cluster, job.id, job.elapsed_s) for job in found.jobs] == [("east", "1", 40.0), ("west", "1", 60.0)]
+    assert not found.left_out
+
+
+LONDON = ZoneInfo("Europe/London")  # 2026-10-25 01:00 to 02:00 comes twice: first in summer time, an hour before UTC
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "elapsed_s", "began"),
+    [
+        ("2026-10-25T01:30:00", "2026-10-25T03:00:00", 5400, "2026-10-25T01:30:00+00:00"),
+        ("2026-10-25T01:30:00", "2026-10-25T03:00:00", 9000, "2026-10-25T00:30:00+00:00"),
+        ("2026-10-25T01:50:00", "2026-10-25T01:10:00", 1200, "2026-10-25T00:50:00+00:00"),
+        ("2026-10-25T00:30:00", "2026-10-25T01:10:00", 6000, "2026-10-24T23:30:00+00:00"),
+        ("2026-10-25T01:10:00", "2026-10-25T01:50:00", 2400, "2026-10-25T00:10:00+00:00"),  # either: the first
+        ("2026-03-29T00:30:00", "2026-03-29T02:30:00", 3600, "2026-03-29T00:30:00+00:00"),
+    ],
+)
+def test_the_hour_that_comes_twice_is_told_by_the_elapsed_time(
+    tmp_path: Path, start: str, end: str, elapsed_s: int, began: str
+) -> None:
+    (tmp_path / "jobs.txt").write_text(
+        f"JobID|Start|End|ElapsedRaw|AllocTRES\n1|{start}|{end}|{elapsed_s}|gres/gpu=1\n"
+    )
+    (job,) = read_sacct(tmp_path / "jobs.txt", LONDON).jobs
+    assert (job.start_s, job.elapsed_s) == (datetime.fromisoformat(began).timestamp(), elapsed_s)
+    # Without an elapsed time it is what lies between, never less than nothing.
+    (tmp_path / "jobs.txt").write_text(f"JobID|Start|End|AllocTRES\n1|{start}|{end}|gres/gpu=1\n")
+    (job,) = read_sacct(tmp_path / "jobs.txt", LONDON).jobs
+    assert job.elapsed_s > 0
+
+
+def test_stamps_may_be_unix_seconds(tmp_path: Path) -> None:
+    """``SLURM_TIME_FORMAT=%s sacct …`` as Slurm 22.05 printed it."""
+    header = "JobID|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+    found = log(tmp_path, "1|1795735223|1795735224|1795735264|40|gres/gpu=2", header=header)
+    assert [(job.submit_s, job.start_s, job.end_s) for job in found.jobs] == [(1795735223, 1795735224, 1795735264)]
+
+
+HEADER_OF_ENERGY = "JobID|State|Start|ElapsedRaw|ConsumedEnergyRaw|AllocTRES\n"
+# As 22.05 printed it with acct_gather_energy: job 1 without srun, job 2 with srun for six of its ten seconds.
+ENERGY = (
+    "1|FAILED|2026-11-26T23:34:24|13||billing=1,cpu=1,gres/gpu=1,node=1\n",
+    "1.batch|FAILED|2026-11-26T23:34:24|13|654|cpu=1,gres/gpu=1,mem=0,node=1\n",
+    "2|COMPLETED|2026-11-26T23:35:01|10|298|billing=1,cpu=1,energy=298,gres/gpu=1,node=1\n",
+    "2.batch|COMPLETED|2026-11-26T23:35:01|10|503|cpu=1,gres/gpu=1,mem=0,node=1\n",
+    "2.0|COMPLETED|2026-11-26T23:35:01|6|298|cpu=1,gres/gpu=1,mem=0,node=1\n",
+)
+
+
+def test_energy_is_that_of_the_row_that_saw_most_of_the_job(tmp_path: Path) -> None:
+    found = log(tmp_path, *ENERGY, header=HEADER_OF_ENERGY)
+    assert [(job.id, job.measured_j) for job in found.jobs] == [("1", 654.0), ("2", 503.0)]
+    assert not found.left_out, "the steps were used"
+    assert log(tmp_path, *ENERGY[::-1], header=HEADER_OF_ENERGY).jobs == found.jobs[::-1], "in any order"
+    alone = log(tmp_path, ENERGY[0], ENERGY[2], header=HEADER_OF_ENERGY)
+    assert math.isnan(alone.jobs[0].measured_j) and alone.jobs[1].measured_j == 298.0, "with -X"
+
+
+def test_steps_belong_to_the_run_and_the_cluster_they_ran_in(tmp_path: Path) -> None:
+    again = "1|COMPLETED|2026-11-26T23:50:00|13||billing=1,gres/gpu=1\n"
+    step = "1.batch|COMPLETED|2026-11-26T23:50:00|13|70|gres/gpu=1\n"
+    found = log(tmp_path, *ENERGY[:2], again, step, header=HEADER_OF_ENERGY)
+    assert [job.measured_j for job in found.jobs] == [654.0, 70.0]
+    rows = [f"east|{ENERGY[0]}", f"west|{ENERGY[1]}"]
+    found = log(tmp_path, *rows, header=f"Cluster|{HEADER_OF_ENERGY}")
+    assert math.isnan(found.jobs[0].measured_j)

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -239,6 +240,21 @@ def test_slurms_reading_of_the_node(plugin: str, component: str) -> None:
         "slurm",
     )
     assert meter.read() == (171.0,)
+
+
+def test_slurms_node_is_the_one_that_slurm_started_this_process_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    asked: list[str] = []
+    answers = slurm()
+
+    def ask(what: str) -> str:
+        asked.append(what)
+        return answers(what)
+
+    open_slurm_energy("", ask, background=False)
+    assert asked == ["configuration", "n1"]
+    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is no file"):
+        open_slurm_energy("n1", conf=Path("nowhere.conf"))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.app.runs.job_bookkeeping import book_jobs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
+from joulery.runtime.schedule import usage
 from joulery.runtime.schedule.usage import BY, used_by
 from joulery.store.ledger import Budget, Ledger
 from joulery.ui.cli import main
@@ -84,6 +89,31 @@ def test_time_that_nothing_measured_is_said(folder: Path, capsys: pytest.Capture
     assert used_by(folder, "owner")[1].unmetered_s == 40.0
     assert main(["report", "--since", "36500d", "--jobs", str(folder)]) == 0
     assert "nothing measured 40.0% of their time" in capsys.readouterr().out
+
+
+@given(st.lists(st.text(max_size=20), max_size=30), st.integers(1, 64), st.booleans())
+def test_a_log_reads_the_same_from_its_end(texts: list[str], block: int, torn: bool) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(usage, "_BLOCK", block)
+        log = Path(folder) / "log.jsonl"
+        text = "".join(json.dumps({"kind": "note", "text": one}) + "\n" for one in texts)
+        log.write_text(text[: -3 if torn else None])
+        assert list(usage.lines_backwards(log)) == list(usage.lines(log))[::-1]
+
+
+def test_of_a_long_log_only_its_end_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = folder / "runs" / "one" / "log.jsonl"
+    first = json.loads(log.read_text().splitlines()[0])
+    ends = [{**first, "job": number, "t_s": T0_S + number} for number in range(100)]
+    log.write_text("".join(json.dumps(end) + "\n" for end in ends))
+    read: list[bytes] = []
+    parse = usage._entry
+    monkeypatch.setattr(usage, "_entry", lambda line: read.append(line) or parse(line))
+    assert [end["job"] for end in usage.ended_jobs(folder, T0_S + 97)] == [97, 98, 99]
+    assert len(read) < 10
+    os.utime(log, (T0_S + 90, T0_S + 90))
+    assert usage.ended_jobs(folder, T0_S + 97) == [], "nothing was written since"
+    assert len(usage.ended_jobs(folder)) == 100
 
 
 def test_what_ended_before_is_left_out_and_what_runs_is_not(folder: Path) -> None:
@@ -186,6 +216,68 @@ def test_a_statement_as_a_mail_a_table_and_a_page(tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["rows"][0]["account"] in ("lab", "vis")
     assert main(["report", "--jobs", str(folder)]) == 2
     assert "--month 2026-11" in capsys.readouterr().err
+
+
+def two_clusters(tmp_path: Path) -> Path:
+    """State folders of two clusters of a site and of the site before it listed them; every job is number 1."""
+    cost = {"executed_s": 50.0, "slot_s": 50.0, "quality": "measured", "owner": "ada", "account": "lab"}
+    for folder, energy_j in (("", 100.0), ("east", 300.0), ("west", 0.0)):
+        run = tmp_path / "jobs" / folder / "runs" / "one"
+        run.mkdir(parents=True)
+        entry = {
+            "kind": "over",
+            "job": 1,
+            "t_s": T0_S,
+            **cost,
+            "energy_j": energy_j,
+            "unmetered_s": 50.0 * (not energy_j),
+        }
+        (run / "log.jsonl").write_text(json.dumps(entry) + "\n")
+    return tmp_path / "jobs"
+
+
+def test_jobs_of_one_number_in_several_clusters_are_several_jobs(tmp_path: Path) -> None:
+    folder = two_clusters(tmp_path)
+    uses, total = used_by(folder, "cluster")
+    assert {use.key: use.energy_j for use in uses} == {"unknown": 100.0, "east": 300.0, "west": 0.0}
+    assert (total.jobs, total.energy_j) == (3, 400.0)
+    assert [use.key for use in used_by(folder, "job")[0]] == ["east/1", "unknown/1", "west/1"]
+    assert [use.key for use in used_by(folder / "east", "job")[0]] == ["1"]
+    (one,) = used_by(folder, "month,account")[0]
+    assert (one.key, one.jobs, one.energy_j) == ("2023-11 / lab", 3, 400.0)
+    named = used_by([folder / "east", folder / "west"], "cluster,job")[0]
+    assert [use.key for use in named] == ["east / 1", "west / 1"]
+    with pytest.raises(ConfigError, match="no scheduler wrote"):
+        used_by([folder / "east", tmp_path / "nowhere"], "cluster")
+    with pytest.raises(DataError, match="2024-01") as error:
+        used_by(folder, "owner", month="2024-01")
+    assert "2023-11" in error.value.hint
+
+
+def test_energy_that_nothing_counted_has_no_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_clusters(tmp_path)
+    flags = ["report", "--month", "2023-11", "--jobs", str(folder), "--by", "cluster"]
+    assert main([*flags, "--json"]) == 0
+    rows = {row["key"]: row["quality"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows == {"east": "measured", "unknown": "measured", "west": None}
+    assert main([*flags, "--format", "csv"]) == 0
+    rows = {row["cluster"]: row["quality"] for row in csv.DictReader(capsys.readouterr().out.splitlines())}
+    assert rows["west"] == "" and rows["east"] == "measured"
+    assert main(flags) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("west")]
+    assert "measured" not in line
+
+
+def test_the_ledger_takes_every_cluster_of_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, flags = two_clusters(tmp_path), ["--ledger", str(tmp_path / "l.db")]
+    (folder / "new" / "runs").mkdir(parents=True)
+    assert main(["ledger", "add", "--jobs", str(folder), *flags]) == 0
+    names = [f"jobs:{one}" for one in (folder, folder / "east", folder / "west")]
+    assert capsys.readouterr().out.splitlines() == names, "a cluster without a job hinders no other"
+    with Ledger(tmp_path / "l.db") as ledger:
+        assert [row.energy_j for row in ledger.rows("owner")] == [400.0]
+    assert main(["ledger", "add", "--jobs", str(folder / "new"), *flags]) == 2
+    assert "no job ran" in capsys.readouterr().err
 
 
 def test_the_ledger_has_the_jobs_by_owner_month_and_budget(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from joulery.app import schedule
 from joulery.runtime.schedule.state import scored_fields
 from joulery.store.journal import Journal
 from joulery.ui.cli import main
+from joulery.ui.cli.schedule import _line
 
 SITE = "joulery: 1\nmeters: {use: [cpu-model]}\njobs: {slots: {count: 2}}\n"
 ROW = {
@@ -67,3 +68,48 @@ def test_what_became_of_forecasts_is_reported_and_intervals_that_are_wrong_are_n
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["forecasts"]
     assert [row["kind"] for row in rows] == ["start", "end", "grams"] and rows[0]["reliable"] is False
+
+
+def two(tmp_path: Path, wrong: str = "") -> list[str]:
+    """A site of two clusters on this machine, and one whose Slurm is not there."""
+    (tmp_path / "site.yaml").write_text(
+        "joulery: 1\nmeters: {use: [cpu-model]}\nclusters:\n- {name: east, jobs: {slots: {count: 2}}}\n"
+        f"- {{name: west, jobs: {{slots: {{count: 2}}{wrong}}}}}\n"
+    )
+    return ["jobs", "--site", str(tmp_path / "site.yaml")]
+
+
+def test_a_cluster_that_cannot_be_listed_hides_no_other(tmp_path: Path, monkeypatch, capsys):
+    words = two(tmp_path, ", backend: slurm, slurm: {conf: nowhere/slurm.conf}")
+    real = schedule.list_jobs
+    monkeypatch.setattr(
+        schedule, "list_jobs", lambda site, cluster: [ROW] if cluster == "east" else real(site, cluster)
+    )
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "toy" in said.out and said.err.startswith("joulery: west: jobs.slurm.conf: is no file")
+    assert main([*words, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert [row["cluster"] for row in document["jobs"]] == ["east"]
+    assert [(one["cluster"], one["kind"]) for one in document["problems"]] == [("west", "config")]
+    assert main([*words, "--cluster", "east"]) == 0
+    assert main([*words, "--cluster", "west"]) == 2
+    monkeypatch.setattr(schedule, "list_jobs", lambda site, cluster: [ROW])
+    assert main([*two(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["problems"] == []
+
+
+def test_a_pipe_gets_one_whole_line_a_job_and_no_name_is_markup(tmp_path: Path, monkeypatch, capsys):
+    waits = {"state": "waiting", "slots": 0, "rank": 1, "waits_because": "first in its pool, waits for 8 free slots"}
+    long = {**ROW, **waits, "name": "[bold]a name as long as people write them[/bold]", "expected_start_s": 1.7e9}
+    monkeypatch.setattr(schedule, "list_jobs", lambda site, cluster: [long])
+    (tmp_path / "site.yaml").write_text(SITE)
+    assert main(["jobs", "--site", str(tmp_path / "site.yaml")]) == 0
+    _, line = capsys.readouterr().out.splitlines()
+    assert long["name"] in line and line.endswith(long["waits_because"]) and "waiting" in line
+
+
+def test_the_outcome_of_a_forecast_is_a_line_of_the_daemons_output():
+    entry = {"kind": "forecast", "job": 3, "of": "start", "expected": 118.3, "outcome": 39.3}
+    assert _line(entry) == "forecast: job 3 starts in 1 min 58 s; it was 39.3 s"
+    assert _line({**entry, "of": "grams"}) == "forecast: job 3 still causes 118 g; it was 39.3 g"

@@ -142,6 +142,40 @@ def test_what_another_scheduler_would_have_saved(
     assert code == 2 and "grams need an intensity" in err
 
 
+def test_clusters_are_kept_apart_in_statements_and_are_not_simulated_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "both.txt"
+    row = "{}|1|train|ada|lab|gpu|COMPLETED|2026-10-01T00:00:00|2026-10-01T01:00:00|2026-10-01T02:00:00|3600|gres/gpu=1"
+    file.write_text("Cluster|" + HEADER + row.format("east") + "\n" + row.format("west") + "\n")
+    flags = ("--from-sacct", str(file), "--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
+    _, out, _ = run(capsys, *flags, "--by", "cluster,owner", "--json")
+    document = json.loads(out)
+    assert [(row["cluster"], row["jobs"], row["gpu_s"]) for row in document["rows"]] == [
+        ("east", 1, 3600.0), ("west", 1, 3600.0)
+    ]  # fmt: skip
+    assert document["total"]["jobs"] == 2 and document["left_out"] == {}
+    code, _, err = run(capsys, *flags, "--what-if", "green")
+    assert code == 2 and "2 clusters: east, west" in err and "sacct -M" in err
+
+
+def test_a_job_that_ran_twice_counts_once_and_no_owner_is_left_out_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "jobs.txt"
+    row = (
+        "{}|x|user{}|lab|gpu|COMPLETED|2026-10-01T00:00:00|2026-10-01T{:02}:00:00|2026-10-01T23:00:00|3600|gres/gpu=1\n"
+    )
+    file.write_text(HEADER + "".join(row.format(n, n, hour) for n in range(1, 46) for hour in (1, 3)))
+    flags = ("--from-sacct", str(file), "--gpu-power", "250 W", "--sacct-timezone", "UTC")
+    _, out, _ = run(capsys, *flags, "--json")
+    document = json.loads(out)
+    assert {row["jobs"] for row in document["rows"]} == {1} and document["total"]["jobs"] == 45
+    _, out, _ = run(capsys, *flags)
+    assert len([line for line in out.splitlines() if line.startswith("user")]) == 40
+    assert "and 5 more: --format csv has them" in out
+
+
 def test_statements_by_month_and_account(jobs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = "9|long|eve|vis|gpu|COMPLETED|2026-10-30T00:00:00|2026-10-31T12:00:00|2026-11-01T12:00:00|86400|gres/gpu=4\n"
     jobs.write_text(jobs.read_text() + row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from joulery.app import scheduler_view as module
 from joulery.app.scheduler_view import scheduler_view, serve_page
 from joulery.config import load
-from joulery.domain.errors import CapabilityError
+from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.gateway.exporter.scheduler import SchedulerMetrics
 from joulery.ui.cli import main
 from joulery.ui.dashboard.scheduler import scheduler_page
@@ -41,7 +42,7 @@ def job(number: int, **more: Any) -> dict[str, Any]:
 
 def view(*jobs: dict[str, Any], **more: Any) -> dict[str, Any]:
     base = {
-        "site": "desk", "mode": "act", "policy": "green", "now_s": 1.7e9 + 7260.0, "round_text": "", "round_s": None,
+        "site": "desk", "mode": "act", "policy": "green", "now_s": 1.7e9 + 7260.0, "rounds": {},
         "g_per_kwh": None, "hour": "", "jobs": list(jobs), "problems": [], "clusters": {"desk": True},
     }  # fmt: skip
     return base | more
@@ -86,10 +87,33 @@ def test_a_cluster_that_does_not_answer_hides_no_other(tmp_path: Path, monkeypat
     monkeypatch.setattr(module, "list_jobs", rows)
     found = scheduler_view(load(tmp_path / "site.yaml"))
     assert [(row["cluster"], row["job"]) for row in found["jobs"]] == [("west", 1)]
-    assert found["problems"] == ["east: the controller does not answer"]
+    overdue, unreachable = found["problems"][::-1]
+    assert unreachable == "east: the controller does not answer"
+    assert overdue.startswith("west: no round for ") and "does joulery schedule run?" in overdue
     assert found["clusters"] == {"east": False, "west": True}
-    assert (found["round_text"], found["g_per_kwh"], found["hour"]) == ("two", 90.0, "green hour, last round")
-    assert scheduler_view(load(tmp_path / "site.yaml"), "west")["problems"] == []
+    assert found["rounds"] == {"west": {"t_s": 9.0, "text": "two"}}
+    assert (found["g_per_kwh"], found["hour"]) == (90.0, "green hour, last round")
+    log.write_text(json.dumps({"kind": "round", "t_s": time.time() - 60.0, "text": "now"}) + "\n")
+    log.with_name("manifest.json").write_text('{"mode": "shadow"}')
+    west = scheduler_view(load(tmp_path / "site.yaml"), "west")
+    assert west["problems"] == [] and west["mode"] == "shadow", "the mode of the daemon, not of the file"
+    east = tmp_path / "east/runs/a/log.jsonl"
+    east.parent.mkdir(parents=True)
+    east.write_text(log.read_text())
+    east.with_name("manifest.json").write_text('{"mode": "act"}')
+    assert scheduler_view(load(tmp_path / "site.yaml"))["mode"] == "act (east), shadow (west)"
+
+
+def test_a_site_file_that_is_wrong_for_one_cluster_hides_no_other(tmp_path: Path) -> None:
+    wrong = "- {name: south, jobs: {backend: slurm, slurm: {conf: nowhere/slurm.conf}}}\n"
+    (tmp_path / "site.yaml").write_text(SITE + wrong)
+    found = scheduler_view(load(tmp_path / "site.yaml"))
+    assert found["clusters"] == {"east": True, "west": True, "south": False}
+    assert [text.partition(":")[0] for text in found["problems"]] == ["south"]
+    with pytest.raises(ConfigError, match="nowhere"):
+        scheduler_view(load(tmp_path / "site.yaml"), "south")
+    assert "Last round of east" in scheduler_page(view(clusters={"east": True, "west": True},
+                                                      rounds={"east": {"t_s": 1.7e9, "text": "x"}}))  # fmt: skip
 
 
 def samples(shown: dict[str, Any]) -> dict[tuple[str, ...], float]:
@@ -103,7 +127,8 @@ def samples(shown: dict[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def test_its_metrics_count_every_job_once_and_leave_out_what_is_unknown() -> None:
-    two = {"clusters": {"east": True, "west": False}, "round_s": 1.7e9, "g_per_kwh": 250.0}
+    rounds = {"east": {"t_s": 1.7e9, "text": ""}, "west": {"t_s": 1.6e9, "text": ""}}
+    two = {"clusters": {"east": True, "west": False}, "rounds": rounds, "g_per_kwh": 250.0}
     rows = (job(1, cluster="east"), job(2, **RUNS, cluster="east"), job(3, **RUNS, cluster="east", power_w=800.0))
     found = samples(view(*rows, **two))
     assert {key: value for key, value in found.items() if key[0] == "jobs"} == {
@@ -113,9 +138,11 @@ def test_its_metrics_count_every_job_once_and_leave_out_what_is_unknown() -> Non
     assert (found["up", "east"], found["up", "west"]) == (1, 0)
     assert (found["busy_slots", "east"], found["longest_wait_seconds", "east"]) == (8, 7260)
     assert (found["power_watts", "east"], found["jobs_without_power", "east"]) == (800, 1)
-    assert found[("last_round_timestamp_seconds",)] == 1.7e9
+    assert [found["last_round_timestamp_seconds", name] for name in ("east", "west")] == [1.7e9, 1.6e9]
     assert found[("carbon_intensity_grams_per_kilowatthour",)] == 250
-    assert not [key for key in found if key[1:2] == ("west",) and key[0] != "up"], "it did not tell its jobs"
+    assert not [
+        key for key in found if key[1:2] == ("west",) and key[0] not in ("up", "last_round_timestamp_seconds")
+    ], "it did not tell its jobs"
 
     nothing = samples(view(job(1, **RUNS)))
     absent = {"power_watts", "last_round_timestamp_seconds", "carbon_intensity_grams_per_kilowatthour"}
@@ -124,7 +151,7 @@ def test_its_metrics_count_every_job_once_and_leave_out_what_is_unknown() -> Non
 
 
 def test_it_is_served_with_the_pages_own_policy_and_fits_a_phone(tmp_path: Path) -> None:
-    shown = view(job(1), job(2, **RUNS, power_w=300.0), round_s=1.7e9, round_text="dirty hour; 1 run")
+    shown = view(job(1), job(2, **RUNS, power_w=300.0), rounds={"desk": {"t_s": 1.7e9, "text": "dirty hour; 1 run"}})
     with serve_page("127.0.0.1", 0, lambda: scheduler_page(shown, live=True), lambda: shown) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -39,6 +39,7 @@ def test_no_name_breaks_the_table_or_becomes_html(account: str, owner: str) -> N
     assert len(table) == 4, "heading, rule, row, total"
     assert all(line.replace("\\\\", "").replace("\\|", "").count("|") == 8 for line in table)
     page = as_html(made)
+    assert "<h2>By account and owner</h2>" in page
     assert page.count("<tr>") == 3 and "with &lt;b&gt;" in page and "http://" not in page
 
 

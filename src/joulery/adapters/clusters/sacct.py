@@ -1,7 +1,8 @@
 """Reader of ``sacct`` output as past jobs: pipe- or comma-separated with a header, holes and all.
 
-:data:`COMMAND` gives everything that is used; a missing column costs only what it says. Steps (``17.batch``) are left
-out: their job has their time. A job that was held, or waited for another, counts as submitted when it could start.
+:data:`COMMAND` gives everything that is used; a missing column costs only what it says. A job that was held, or waited
+for another, counts as submitted when it could start. Steps (``17.batch``) have the time of their job and are left out,
+but for their energy: Slurm writes into a job's own row only what steps of ``srun`` used, and nothing without any.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -30,6 +31,8 @@ ENDED = frozenset(
 )  # fmt: skip
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING"})
 WAITING = frozenset({"PENDING"})
+_UNIX_DIGITS = 9
+"""Unix seconds since 1973 have as many digits; a date without separators has 8."""
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 
@@ -58,7 +61,8 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
     Raises:
         DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
     """
-    jobs: dict[tuple[str, float], PastJob] = {}
+    jobs: dict[tuple[str, str, float], PastJob] = {}
+    steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
     left: Counter[str] = Counter()
     strange: Counter[str] = Counter()
     for row in _rows(path):
@@ -69,18 +73,43 @@ def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
         if state and state not in ENDED | RUNNING | WAITING:
             strange[state] += 1
         made = _job(row, state, zone)
-        if not isinstance(made, PastJob):
+        if isinstance(made, str):
             left[made] += 1
             continue
+        if isinstance(made, _Step):
+            steps.setdefault(made.job, []).append((made.start_s, made.energy_j))
+            continue
         # One run may appear twice, in files that overlap; a requeued job has several, which began at other times.
-        before = jobs.get((made.id, made.start_s))
+        run = (*made.identity, made.start_s)
+        before = jobs.get(run)
         left.update(["the same run again"] * (before is not None))
         if before is None or made.elapsed_s > before.elapsed_s:
-            jobs[made.id, made.start_s] = made
+            jobs[run] = made
     if not jobs:
-        raise DataError(f"no job held anything: {dict(left) or 'the file has no rows'}", file=str(path), hint=COMMAND)
+        why = ", ".join(f"{count} x {reason}" for reason, count in left.items())
+        raise DataError(f"no job held anything: {why or 'the file has no rows'}", file=str(path), hint=COMMAND)
     notes = tuple(f"{count} jobs in the unknown state {state} count as ended" for state, count in strange.items())
-    return SacctLog(tuple(jobs.values()), dict(left), notes)
+    return SacctLog(tuple(_with_steps(job, steps.get(job.identity, ())) for job in jobs.values()), dict(left), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Energy of a step: cluster and number of its job, start (NaN where unknown), joules."""
+
+    job: tuple[str, str]
+    start_s: float
+    energy_j: float
+
+
+def _with_steps(job: PastJob, steps: Sequence[tuple[float, float]]) -> PastJob:
+    """The job with the energy of the row that saw most of it.
+
+    The batch step sees the first node all along, a step of srun its own nodes for its time, the job's row the sum of
+    the latter. Each is a part of what the nodes drew, so the largest counts and nothing is added up.
+    """
+    own = [joules for start_s, joules in steps if not (start_s < job.start_s - 1 or start_s > job.end_s + 1)]
+    known = [joules for joules in (job.measured_j, *own) if not math.isnan(joules)]
+    return replace(job, measured_j=max(known)) if own and known else job
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
@@ -101,17 +130,21 @@ def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
             yield None if longer else dict(zip(header, (cell.strip() for cell in cells), strict=False))
 
 
-def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | str:
-    """The job of a row, or why there is none."""
+def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | _Step | str:
+    """The job or the step of a row, or why it is neither."""
     number = row.get("jobid") or row.get("jobidraw", "")
     if not number:
         return "no job number"
     if "." in number:
-        return "a step of a job"
+        job = (row.get("cluster", ""), number.partition(".")[0])
+        measured_j = _joules(row)
+        return (
+            "a step of a job" if math.isnan(measured_j) else _Step(job, _stamp(row.get("start", ""), zone), measured_j)
+        )
     if state in WAITING:
         return "still waits"
-    start_s, end_s = _stamp(row.get("start", ""), zone), _stamp(row.get("end", ""), zone)
     elapsed_s = _elapsed_s(row)
+    start_s, end_s = _span_s(row.get("start", ""), row.get("end", ""), elapsed_s, zone)
     if math.isnan(elapsed_s):
         elapsed_s = end_s - start_s
     if elapsed_s <= 0:
@@ -142,6 +175,7 @@ def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | s
         cpus=_count(held.get("cpu", "") or row.get("alloccpus", "")),
         nodes=_count(held.get("node", "") or row.get("allocnodes", "") or row.get("nnodes", "")),
         measured_j=_joules(row),
+        cluster=row.get("cluster", ""),
     )
 
 
@@ -159,12 +193,29 @@ def _elapsed_s(row: Mapping[str, str]) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _stamp(text: str, zone: tzinfo | None) -> float:
+def _span_s(start: str, end: str, elapsed_s: float, zone: tzinfo | None) -> tuple[float, float]:
+    """Start and end of a run, Unix seconds; NaN where unknown.
+
+    When a clock is set back, one of its hours comes twice. The readings that are the elapsed time apart are right.
+    """
+    spans = [(_stamp(start, zone, one), _stamp(end, zone, other)) for one in (0, 1) for other in (0, 1)]
+    if math.isnan(elapsed_s):
+        # Without an elapsed time, one that ends before it begins is wrong at least.
+        return next((span for span in spans if span[0] < span[1]), spans[0])
+    off_s = [abs(end_s - start_s - elapsed_s) for start_s, end_s in spans]
+    return spans[off_s.index(min(off_s))] if not math.isnan(off_s[0]) else spans[0]
+
+
+def _stamp(text: str, zone: tzinfo | None, fold: int = 0) -> float:
+    """Unix seconds of a stamp, which may be such seconds itself; ``fold`` says which one where an hour comes twice."""
+    if text.isdecimal() and len(text) >= _UNIX_DIGITS:
+        return float(text)
     try:
         stamp = datetime.fromisoformat(text)
     except ValueError:
         return math.nan
     if stamp.tzinfo is None:
+        stamp = stamp.replace(fold=fold)
         stamp = stamp.replace(tzinfo=zone) if zone is not None else stamp.astimezone()
     return stamp.timestamp()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,29 @@ from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.months import month_of, next_month_s
-from joulery.runtime.schedule.usage import job_costs
+from joulery.runtime.schedule.usage import job_costs, state_folders
 from joulery.store.ledger import CarbonEntry, EnergyEntry, Ledger, RunEntry
 
 _HOUR_S = 3600
+
+
+def book_clusters(folders: Sequence[Path], ledger: Ledger, now_s: float) -> list[str]:
+    """Record the jobs of every scheduler in some folders, each as one run; those that ran no job are left out.
+
+    Returns:
+        The names of the runs.
+
+    Raises:
+        ConfigError, CapabilityError: As :func:`book_jobs`.
+        DataError: No job ran in any of them.
+    """
+    names = []
+    for folder in state_folders(*folders).values():
+        with suppress(DataError):
+            names.append(book_jobs(folder, ledger, now_s))
+    if folders and not names:
+        raise DataError("no job ran", file=", ".join(map(str, folders)))
+    return names
 
 
 def book_jobs(folder: Path, ledger: Ledger, now_s: float) -> str:

@@ -182,7 +182,8 @@ def _redfish(options: Mapping[str, Any]) -> Meter:
 def _slurm(options: Mapping[str, Any]) -> Meter:
     from joulery.adapters.meters.host.slurm_energy import open_slurm_energy
 
-    return open_slurm_energy(options.get("node", ""))
+    conf = options.get("conf")
+    return open_slurm_energy(options.get("node", ""), conf=None if conf is None else Path(conf))
 
 
 def _cpu_model(options: Mapping[str, Any]) -> Meter:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from joulery.app.wiring.meters import PREFERRED, open_meter, overlap, parse_meter
 from joulery.config.meters import MetersConfig
 from joulery.domain.energy.channel import Channel, MeterSpec
 from joulery.domain.errors import CapabilityError
 
 
-def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
+def meter_specs(
+    config: MetersConfig, defaults: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> tuple[MeterSpec, ...] | None:
     """Which meters to open; None for the preferred ones that this machine has, which is also the default.
 
     Where the site narrows the choice or gives the watts of the CPU model, each meter is tried once, now: those that
     answer and see a device that none before them sees are the ones to open.
+
+    Args:
+        config: The section of the site file.
+        defaults: Options by kind of meter, where the site file gives none.
 
     Raises:
         CapabilityError: None of them answers.
@@ -29,6 +38,7 @@ def meter_specs(config: MetersConfig) -> tuple[MeterSpec, ...] | None:
             values = config.cpu_model
             options = {"idle_w": values.idle_w, "max_w": values.max_w, "band_ratio": values.band_ratio}
             spec = spec._replace(options=options)
+        spec = spec._replace(options={**defaults.get(spec.kind, {}), **spec.options})
         try:
             meter = open_meter(spec)
         except CapabilityError as error:

@@ -28,7 +28,7 @@ SCHEDULER_METRICS = (
     Family(
         "joulery_scheduler_last_round_timestamp_seconds",
         "gauge",
-        (),
+        ("cluster",),
         "When the last round was, Unix time; absent before the first.",
     ),
     Family(
@@ -89,8 +89,8 @@ class _JobsCollector(Collector):
             add("jobs_without_power", (name,), len(running) - len(powers))
             if powers:
                 add("power_watts", (name,), math.fsum(powers))
-        if view["round_s"] is not None:
-            add("last_round_timestamp_seconds", (), view["round_s"])
+        for name, made in view["rounds"].items():
+            add("last_round_timestamp_seconds", (name,), made["t_s"])
         if view["g_per_kwh"] is not None:
             add("carbon_intensity_grams_per_kilowatthour", (), view["g_per_kwh"])
         return iter(families.values())

@@ -8,7 +8,7 @@ running job is moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import repeat
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
 from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
 from joulery.policies.training.queues import (
+    Filling,
     TrackedJob,
     ceiling_kg,
     fill,
@@ -32,8 +33,9 @@ from joulery.policies.training.queues import (
     oldest_gpus,
     uppermost,
 )
+from joulery.policies.training.restart_budget import RestartBudget, within_budget
 from joulery.policies.training.service_order import first_come, length_scv
-from joulery.policies.training.waiting import WaitingJobs, decide_waiting
+from joulery.policies.training.waiting import WaitingJobs, decide_waiting, due_first
 from joulery.policies.training.widths import NO_POINTS, JobWidths, Points, prices, with_measured, with_power
 
 ServiceOrder = Literal["service", "first-come", "observed"]
@@ -49,12 +51,14 @@ class GreenState:
         profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
         first_come: Whether jobs are served in the order of their submission.
         power_w: For each recurring kind, the power of a job by number of GPUs, W, where jobs are sized by a price.
+        budget: What the oldest jobs may still cost in restarts, where jobs are wide.
     """
 
     jobs: Mapping[int, TrackedJob]
     profile: Points
     first_come: bool = False
     power_w: Points = field(default_factory=lambda: NO_POINTS)
+    budget: RestartBudget = field(default_factory=RestartBudget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ class Green:
             "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
             "first_come": state.first_come,
             "power_w": {str(kind): {str(n): w for n, w in points.items()} for kind, points in state.power_w.items()},
+            "budget": state.budget.remember(),
         }
 
     def recall(self, document: Mapping[str, Mapping[str, Any]]) -> GreenState:
@@ -183,10 +188,11 @@ class Green:
                 {int(kind): {int(n): float(value) for n, value in points.items()} for kind, points in table.items()}
                 for table in (document["profile"], document.get("power_w", {}))
             )
+            budget = RestartBudget.recall(document.get("budget") or {})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"not the memory of a training policy: {error}") from error
-        first_come = bool(document.get("first_come"))
-        return GreenState(MappingProxyType(jobs), MappingProxyType(profile), first_come, MappingProxyType(power_w))
+        known = MappingProxyType(jobs), MappingProxyType(profile), bool(document.get("first_come"))
+        return GreenState(*known, MappingProxyType(power_w), budget)
 
     def initial(self) -> GreenState:
         """Empty queues, nothing known."""
@@ -200,26 +206,9 @@ class Green:
         due = frozenset(wait.due)
         if self.regrow:
             self._widen(jobs, widths, view, wait.held | due)
-        number = view.job.tolist()
-        ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
-        upper = [row for row in ranked if jobs[number[row]].upper]
-        lower = [row for row in ranked if not jobs[number[row]].upper]
-        first, in_order = _first(wait.due, view), self._first_come(state, view)
-        least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
-        share, wide = oldest_gpus(self.oldest_share, view.gpus, least)
-        oldest = self._oldest(lower, jobs, view, share) if wide else ()
-        if in_order:
-            run, jobs, rest = fill_in_order(view, jobs, first, ranked, frozenset(oldest))
-        else:
-            order = dict.fromkeys((*oldest, *self._ranked(lower, jobs, view, 0 if wide else share)))
-            run, jobs, rest = fill(view, jobs, first, upper, [*order], self.theta, blocking=not wide)
+        in_order = self._first_come(state, view)
+        (run, jobs, rest), budget, reason = self._handed_out(jobs, view, wait, in_order, state.budget)
         newcomers = {kind: widths.newcomer(kind, view.gpus).gpus for kind in widths.profile}
-        hour = "no intensity" if view.hour is None else f"{view.hour} hour"
-        reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(run)} run"
-        if in_order:
-            reason += "; in order of submission, jobs are of similar lengths"
-        if wide:
-            reason += f"; the oldest first on {share} GPUs, for some jobs are wide"
         if wait.held or due:
             reason += f"; {len(wait.held)} wait for a cleaner hour, {len(due)} run for their deadline"
         hold_s, hold_gpus = self._hold(view, wait)
@@ -227,15 +216,52 @@ class Green:
             run,
             rest,
             newcomers,
-            held=tuple(number[row] for row in sorted(wait.held)),
+            held=tuple(view.job[sorted(wait.held)].tolist()),
             hold_slack_s=hold_s,
             hold_gpus=hold_gpus,
             full_power=self._lifted(view, wait),
         )
         decision = Decision("allocate", "cluster", allocation, self.name, reason)
+        sized = not any(known.upper for known in jobs.values())
         patient = self.delay_ratio is not None and view.deadline_s is not None
-        wake_s = None if upper or rest or patient else float("inf")
-        return Step(GreenState(MappingProxyType(jobs), widths.profile, in_order, widths.power_w), (decision,), wake_s)
+        wake_s = float("inf") if sized and not rest and not patient else None
+        after = GreenState(MappingProxyType(jobs), widths.profile, in_order, widths.power_w, budget)
+        return Step(after, (decision,), wake_s)
+
+    def _handed_out(
+        self, jobs: dict[int, TrackedJob], view: ClusterView, wait: WaitingJobs, in_order: bool, budget: RestartBudget
+    ) -> tuple[Filling, RestartBudget, str]:
+        """Which jobs get GPUs, what is left for restarts, and the state of the queues in words."""
+        number, due = view.job.tolist(), frozenset(wait.due)
+        ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
+        upper = [row for row in ranked if jobs[number[row]].upper]
+        lower = [row for row in ranked if not jobs[number[row]].upper]
+        first = due_first(wait.due, view)
+        least = () if view.min_gpus is None else view.min_gpus[lower].tolist()
+        share, wide = oldest_gpus(self.oldest_share, view.gpus, least)
+        by_rank = [] if in_order else self._ranked(lower, jobs, view, 0 if wide else share)
+
+        def filled(oldest: Sequence[int], stopped: Collection[int] | None) -> Filling:
+            if in_order:
+                return fill_in_order(view, dict(jobs), first, ranked, oldest, stopped or (), blocking=not wide)
+            rows = by_rank
+            if stopped is not None:
+                # Stops by rank cost too much here: what waits starts in order of submission.
+                waits = [row for row in lower if row in stopped or not view.running[row]]
+                rows = [*(row for row in by_rank if view.running[row] and row not in stopped), *waits]
+            order = dict.fromkeys((*oldest, *rows))
+            return fill(view, dict(jobs), first, upper, [*order], self.theta, blocking=not wide)
+
+        if wide:
+            oldest = self._oldest(lower, jobs, view, share)
+            filling, budget = within_budget(budget, view, oldest, ranked, filled)
+        else:
+            filling = filled((), None)
+        hour = "no intensity" if view.hour is None else f"{view.hour} hour"
+        reason = f"{hour}; {len(upper)} in the upper and {len(lower)} in the lower queue, {len(filling[0])} run"
+        reason += "; in order of submission, jobs are of similar lengths" if in_order else ""
+        reason += f"; the oldest first on {share} GPUs, for some jobs are wide" if wide else ""
+        return filling, budget, reason
 
     def _first_come(self, state: GreenState, view: ClusterView) -> bool:
         """Whether the jobs are served in the order of their submission."""
@@ -417,25 +443,6 @@ class Green:
         return factor[index]
 
 
-def _first(due: Sequence[int], view: ClusterView) -> dict[int, int]:
-    """GPUs of the jobs that have to run: those they run on where they are faster there, the fewest otherwise.
-
-    The fewest are reserved for each, so they always fit; more are kept while the others' fewest still fit.
-    """
-    least = [1] * len(view) if view.min_gpus is None else view.min_gpus.tolist()
-    run: dict[int, int] = {}
-    free, owed = view.gpus, sum(least[row] for row in due)
-    for row in due:
-        owed -= least[row]
-        want = int(view.running[row])
-        if not want * view.degradation[row] >= _FASTER * least[row]:
-            want = least[row]
-        want = want if want <= free - owed else least[row]
-        if want <= free:
-            run[int(view.job[row])], free = want, free - want
-    return run
-
-
 def green_paper(**changes: object) -> Green:
     """GREEN as published: the literal shifting table, none of our additions."""
     bare: dict[str, Any] = {
@@ -476,7 +483,5 @@ _LEAST_OF = (
 _GAMMA_HIGH = 0.95
 _WORTH_RESTARTS = 10.0
 """A settled job is restarted wider only with so many restarts' time ahead of it."""
-_FASTER = 1.25
-"""GPUs times efficiency, against the fewest GPUs, from which on more GPUs are surely no slower."""
 _HOLD_ROUNDS = 2.0
 """A newcomer that has to start within so many rounds does not wait for the next one."""

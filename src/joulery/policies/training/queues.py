@@ -11,6 +11,8 @@ import numpy as np
 from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.policies.training.allocation import ClusterView
 
+Filling = tuple[dict[int, int], dict[int, "TrackedJob"], tuple[tuple[int, int], ...]]
+"""GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs."""
 _BLOCKING_ROUNDS = 3
 _LEVEL_RATIO = 4.0
 _LEFT_WEIGHT = 0.25
@@ -150,7 +152,7 @@ def fill(
     lower: Sequence[int],
     theta: float,
     blocking: bool = True,
-) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
+) -> Filling:
     """Hand out GPUs: to those that go first, to the upper queue within its share, then to the lower one, then what is
     left to the upper queue.
 
@@ -204,7 +206,9 @@ def fill_in_order(
     first: Mapping[int, int],
     rows: Sequence[int],
     oldest: Collection[int],
-) -> tuple[dict[int, int], dict[int, TrackedJob], tuple[tuple[int, int], ...]]:
+    stopped: Collection[int] = (),
+    blocking: bool = True,
+) -> Filling:
     """Hand out GPUs in the order of submission.
 
     Those that go first come first, then the oldest, running jobs with what they have, and waiting ones. What is left
@@ -215,8 +219,9 @@ def fill_in_order(
         jobs: The jobs with their targets.
         first: GPUs of those that go first.
         rows: Of the view, the others, in order of submission.
-        oldest: Those of the rows that go before running ones; none where no job is wide, and a job that was skipped
-            for ``_BLOCKING_ROUNDS`` rounds then blocks those that wait behind it.
+        oldest: Those of the rows that go before running ones.
+        stopped: Running ones that count as waiting.
+        blocking: Whether a job that was skipped for ``_BLOCKING_ROUNDS`` rounds blocks those that wait behind it.
 
     Returns:
         As :func:`fill`. No running job stops while it fits.
@@ -226,7 +231,8 @@ def fill_in_order(
     free, blocked = view.gpus - sum(run.values()), False
     left: list[int] = []
     # A stable sort: each part stays in order of submission.
-    for row in sorted(rows, key=lambda row: 0 if row in oldest else 1 if running[row] else 2):
+    oldest, stopped = frozenset(oldest), frozenset(stopped)
+    for row in sorted(rows, key=lambda row: 0 if row in oldest else 1 if running[row] and row not in stopped else 2):
         job = number[row]
         want = min(jobs[job].gpus, running[row]) if running[row] else jobs[job].gpus
         if not blocked and want <= free:
@@ -236,7 +242,7 @@ def fill_in_order(
         left.append(row)
         if want > 1:
             jobs[job] = replace(jobs[job], skipped=jobs[job].skipped + 1)
-            blocked = not oldest and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
+            blocked = blocking and (blocked or jobs[job].skipped > _BLOCKING_ROUNDS)
     for row in rows:
         job = number[row]
         more = jobs[job].gpus - run.get(job, jobs[job].gpus)

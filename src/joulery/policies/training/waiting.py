@@ -23,6 +23,8 @@ from joulery.policies.training.allocation import ClusterView
 _HOUR_S = 3600.0
 _FARTHEST_S = 90 * 24 * _HOUR_S
 """A deadline further ahead counts as one at this distance: no forecast reaches it, and every hour of it is booked."""
+_FASTER = 1.25
+"""GPUs times efficiency, against the fewest GPUs, from which on more GPUs are surely no slower."""
 _STARTS = 2.0
 """Starts that a job may still pay for: one to resume, and one where it is made narrower while it resumes."""
 
@@ -205,3 +207,22 @@ class Reservations:
     def room(self) -> int:
         """GPUs that are free of reservations at all times."""
         return max(0, self._gpus - int(self._used.max()))
+
+
+def due_first(due: Sequence[int], view: ClusterView) -> dict[int, int]:
+    """GPUs of the jobs that have to run: those they run on where they are faster there, the fewest otherwise.
+
+    The fewest are reserved for each, so they always fit; more are kept while the others' fewest still fit.
+    """
+    least = [1] * len(view) if view.min_gpus is None else view.min_gpus.tolist()
+    run: dict[int, int] = {}
+    free, owed = view.gpus, sum(least[row] for row in due)
+    for row in due:
+        owed -= least[row]
+        want = int(view.running[row])
+        if not want * view.degradation[row] >= _FASTER * least[row]:
+            want = least[row]
+        want = want if want <= free - owed else least[row]
+        if want <= free:
+            run[int(view.job[row])], free = want, free - want
+    return run

@@ -91,8 +91,8 @@ def waiting_line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[Clus
 
 def why_waits(
     job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob], now_s: float
-) -> tuple[int | None, str | None]:
-    """Place of a waiting job in the ranking, from 1, and why it waits; None where nothing is decided.
+) -> tuple[int | None, str]:
+    """Place of a waiting job in the ranking, from 1, None where it has none, and why it waits.
 
     Args:
         job: The job.
@@ -104,13 +104,14 @@ def why_waits(
     ahead = 0 if rank is None else sum(other.pool == job.pool for other in line[: rank - 1])
     until_s, refused = state.refused.get(job.id, (-math.inf, ""))
     if job.exempt or job.blocked:
-        reason: str | None = job.exempt or f"the cluster does not start it: {job.blocked}"
+        reason = job.exempt or f"the cluster does not start it: {job.blocked}"
     elif now_s < until_s:
         reason = refused
     elif job.id in state.patient:
         reason = CLEANER
     elif rank is None:
-        reason = None
+        acts = math.isfinite(state.next_round_s)
+        reason = "not ranked yet: it came after the last round" if acts else "not ranked: no scheduler has acted here"
     elif ahead:
         reason = f"{ahead} job{'s' if ahead > 1 else ''} of its pool before it"
     else:

@@ -96,13 +96,15 @@ def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
             hint="name a folder on a disk that all nodes share",
         )
     name = flags.node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
+    conf = jobs_of(config).slurm.conf
+    slurm = {"node": name} | ({} if conf is None else {"conf": str(conf.absolute())})
     progress = None if flags.progress_socket is None else (str(flags.progress_socket), str(progress_folder(config)))
     return AgentConfig(
         folder=str(folder),
         node=name,
         only=name if flags.node else "",
         cluster=jobs_of(config).slurm.cluster or "",
-        meters=meter_specs(config.meters),
+        meters=meter_specs(config.meters, {"slurm": slurm}),
         times=AgentTimes(flag_quantity(flags.sample, TIME, "--sample"), 1 if flags.once else None),
         prolog=None if flags.prolog is None else str(flags.prolog),
         progress=progress,

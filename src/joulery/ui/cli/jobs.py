@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ def command(
     as_json: bool,
 ) -> None:
     """List the jobs of SITE: state, slots, progress, restarts, joules and grams so far; why a job waits, until when."""
-    from joulery.app.schedule import cancel_job, list_jobs
+    from joulery.app.schedule import cancel_job, jobs_by_cluster
     from joulery.config import load
 
     jobs = load(site)
@@ -52,12 +53,24 @@ def command(
     if html is not None or listen is not None:
         _screen(jobs, cluster, html, listen)
         return
-    rows = list_jobs(jobs, cluster)
+    rows, problems = jobs_by_cluster(jobs, cluster)
     if as_json:
-        click.echo(json.dumps({"jobs": rows}))
-        return
+        said = [{"cluster": name, **error.as_dict()} for name, error in problems.items()]
+        several = cluster is None and len(jobs.clusters) > 1
+        click.echo(json.dumps({"jobs": rows} | ({"problems": said} if several else {}), default=str))
+    else:
+        click.echo(_table(rows), nl=False)
+        for name, error in problems.items():
+            click.echo(f"joulery: {name}: {error}" + (f"\n  {error.hint}" if error.hint else ""), err=True)
+    if problems:
+        click.get_current_context().exit(max(error.exit_code for error in problems.values()))
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line a job; only on a terminal too narrow for it the reasons are wrapped."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from joulery.domain.format import grams, si
 
@@ -66,19 +79,26 @@ def command(
     table = Table(box=None, header_style="bold", pad_edge=False)
     several = any("cluster" in row for row in rows)
     for title in (*(("cluster",) if several else ()), *_TITLES, *(_WAITING if waiting else ())):
-        table.add_column(title, justify="right" if title in _NUMBERS else "left")
+        wraps = title == "reason"
+        table.add_column(
+            title,
+            justify="right" if title in _NUMBERS else "left",
+            no_wrap=not wraps,
+            min_width=24 if wraps else None,
+        )
     for row in rows:
         cells = (
             *((str(row["cluster"]),) if several else ()),
             str(row["job"]), str(row["name"]), str(row["owner"]), str(row["state"]),
             str(row["slots"] or "-"), _ratio(row["progress_ratio"]), str(row["restarts"]),
             si(row["energy_j"], "J"), grams(row["carbon_g"]),
-        )  # fmt: skip
-        table.add_row(
-            *cells,
             *((str(row["rank"] or ""), _reason(row)) if waiting else ()),
-        )
-    Console(highlight=False).print(table)
+        )  # fmt: skip
+        table.add_row(*(Text(cell) for cell in cells))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    with console.capture() as captured:
+        console.print(table)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _forecasts(site: Site, cluster: str | None, as_json: bool) -> None:

@@ -37,14 +37,15 @@ def command() -> None:
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="State folder of a scheduler (jobs.state): record its jobs, each in the last hour it ran in a month.",
+    help="State folder of a scheduler (jobs.state), or the folder of those of a site's clusters: record its jobs, each "
+    "in the last hour it ran in a month.",
 )
 @ledger_option
 @as_json_option
 def add(runs: tuple[str, ...], folders: tuple[Path, ...], path: Path | None, as_json: bool) -> None:
     """Record RUN, or the jobs of a scheduler; recording one again replaces it."""
     from joulery.app.runs.bookkeeping import book
-    from joulery.app.runs.job_bookkeeping import book_jobs
+    from joulery.app.runs.job_bookkeeping import book_clusters
     from joulery.app.runs.recorded import load_run
     from joulery.domain.errors import ConfigError
 
@@ -55,7 +56,7 @@ def add(runs: tuple[str, ...], folders: tuple[Path, ...], path: Path | None, as_
         for view in views:
             book(view, ledger)
         now_s = time.time()
-        names = [view.name for view in views] + [book_jobs(folder, ledger, now_s) for folder in folders]
+        names = [view.name for view in views] + book_clusters(folders, ledger, now_s)
         click.echo(json.dumps({"ledger": str(ledger.path), "recorded": names}) if as_json else "\n".join(names))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from joulery.ui.kit.statement import StatementRow
 
 # joulery.runtime.schedule.usage.BY, repeated here so that --help imports nothing heavy; a test compares the two.
-BY = ("owner", "account", "name", "partition", "state", "job", "month")
+BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month")
 
 
 @click.command("report")
@@ -29,10 +29,11 @@ BY = ("owner", "account", "name", "partition", "state", "job", "month")
 @click.option("--by", type=KeyList(BY), default="owner", help="Grouping keys of the table (owner); month splits jobs.")
 @click.option(
     "--jobs",
-    "folder",
+    "folders",
+    multiple=True,
     type=click.Path(path_type=Path),
-    default=Path("joulery-jobs"),
-    help="State folder of the scheduler: jobs.state of its site file (joulery-jobs).",
+    default=(Path("joulery-jobs"),),
+    help="State folder of the scheduler, or the folder of those of a site's clusters: jobs.state (joulery-jobs).",
 )
 @format_option(*FORMATS, help="Output format (text); markdown suits a mail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -42,13 +43,13 @@ def jobs_command(
     since: str | None,
     month: str | None,
     by: str,
-    folder: Path,
+    folders: tuple[Path, ...],
     form: str | None,
     as_json: bool,
     html: Path | None,
     out: Path | None,
 ) -> None:
-    """Report joules and grams of the jobs of joulery schedule by owner, account, name, partition or month.
+    """Report joules and grams of the jobs of joulery schedule by owner, account, name, partition, cluster or month.
 
     \b
     joulery report --by owner --since 30d
@@ -61,7 +62,7 @@ def jobs_command(
     if since is None and month is None:
         raise ConfigError("which jobs?", pointer="--since", expected="--since 30d or --month 2026-11")
     since_s = -math.inf if since is None else time.time() - flag_quantity(since, TIME, "--since")
-    uses, total = used_by(folder, by, since_s, month)
+    uses, total = used_by(folders, by, since_s, month)
     names = tuple(by.split(","))
     if form == "json":
         rows = [use.as_dict() | _keys(use, names) for use in uses]
@@ -88,7 +89,7 @@ def _row(use: LiveUse, keys: tuple[str, ...]) -> StatementRow:
     from joulery.ui.kit.statement import StatementRow
 
     joules = (use.energy_j, use.carbon_covered_j)
-    return StatementRow.of(keys, use.jobs, use.slot_s, joules, use.carbon_g, str(use.quality))
+    return StatementRow.of(keys, use.jobs, use.slot_s, joules, use.carbon_g, use.shown_quality)
 
 
 def _notes(total: LiveUse) -> tuple[str, ...]:
@@ -126,4 +127,5 @@ def _cells(use: LiveUse) -> tuple[str, ...]:
 
     carbon = grams(use.carbon_g) if use.carbon_covered_j > 0 else "-"
     energy = si(use.energy_j, "J") if use.energy_j > 0 else "-"
-    return use.key, f"{use.jobs}", f"{use.running}", f"{use.slot_s / 3600:.2f}", energy, carbon, str(use.quality)
+    slot_h = f"{use.slot_s / 3600:.2f}"
+    return use.key, f"{use.jobs}", f"{use.running}", slot_h, energy, carbon, use.shown_quality or "-"

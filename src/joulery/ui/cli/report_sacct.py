@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FLAG = "--from-sacct"
 # joulery.app.past_jobs.BY, repeated here so that --help imports nothing heavy; a test compares the two.
-BY = ("owner", "account", "partition", "state", "name", "month")
+BY = ("owner", "account", "partition", "state", "name", "cluster", "month")
 # joulery.ui.kit.statement.FORMATS, likewise.
 FORMATS = ("text", "json", "csv", "markdown")
 
@@ -100,7 +100,7 @@ def sacct_command(
     out: Path | None,
     **carbon: str | None,
 ) -> None:
-    """Report joules and grams of past Slurm jobs by owner, account, partition or month.
+    """Report joules and grams of past Slurm jobs by owner, account, partition, cluster or month.
 
     Joules are elapsed time times the stated power of what the jobs held (modelled), or Slurm's own measurement
     where sacct printed ConsumedEnergyRaw.
@@ -187,8 +187,11 @@ def _text(report: PastReport, by: str) -> str:
     table.add_column(by.replace(",", " / "))
     for title in ("jobs", "GPU h", "energy", "carbon", "quality"):
         table.add_column(title, justify="right")
-    for use in _shown(report.uses):
+    shown = _shown(report.uses)
+    for use in shown:
         table.add_row(*_cells(use))
+    if left := len(report.uses) - len(shown):
+        table.add_row(f"and {left} more: --format csv has them")
     table.add_section()
     table.add_row(*_cells(report.total))
     console = Console(width=110, highlight=False, no_color=True)

@@ -72,6 +72,17 @@ def _line(entry: Mapping[str, Any]) -> str:
         known_g = entry["carbon_g"] if entry["carbon_covered_j"] else None
         cost = f"{si(entry['energy_j'], 'J')}, {grams(known_g)}" if entry["energy_j"] else "not metered"
         return f"job {entry['job']} is over ({entry['state']}): {duration(entry['executed_s'])} on its slots, {cost}"
+    if kind == "forecast":
+        return _outcome(entry)
     if kind == "round" and "view" in entry:
         return f"round: {entry['text']}"
     return f"{kind}: {entry.get('text', '')}"
+
+
+def _outcome(entry: Mapping[str, Any]) -> str:
+    """What was expected of a job, and what came."""
+    from joulery.domain.format import duration, grams
+
+    form = grams if entry["of"] == "grams" else duration
+    what = {"start": "starts in", "end": "ends in", "grams": "still causes"}[entry["of"]]
+    return f"forecast: job {entry['job']} {what} {form(entry['expected'])}; it was {form(entry['outcome'])}"

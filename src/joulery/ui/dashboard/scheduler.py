@@ -56,9 +56,16 @@ def _card(content: Html) -> Html:
 
 def _footer(view: Mapping[str, Any]) -> str:
     about = f"As of {_local(view['now_s'])}. Energy and carbon: {_quality(view['jobs'])}."
-    if view["round_s"] is None:
+    if not view["rounds"]:
         return f"{about} No round yet."
-    return f"{about} Last round {_local(view['round_s'])}: {view['round_text']}."
+    several = len(view["clusters"]) > 1
+    return " ".join(
+        [about]
+        + [
+            f"Last round{f' of {name}' if several else ''} {_local(made['t_s'])}: {made['text']}."
+            for name, made in view["rounds"].items()
+        ]
+    )
 
 
 def _facts(view: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -26,7 +26,7 @@ class StatementRow:
         slot_h: GPU-hours, or slot-hours where slots are no GPUs.
         energy_kwh: Energy.
         carbon_kg: CO2-equivalent; NaN where no intensity is known.
-        quality: The weakest of the energy.
+        quality: The weakest of the energy; empty where none was counted.
     """
 
     keys: tuple[str, ...]
@@ -48,7 +48,7 @@ class StatementRow:
     def cells(self) -> tuple[str, ...]:
         """For a reader."""
         carbon = "–" if math.isnan(self.carbon_kg) else _number(self.carbon_kg)
-        return (*self.keys, f"{self.jobs}", f"{self.slot_h:.1f}", _number(self.energy_kwh), carbon, self.quality)
+        return (*self.keys, f"{self.jobs}", f"{self.slot_h:.1f}", _number(self.energy_kwh), carbon, self.quality or "–")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,7 @@ def as_html(statement: Statement) -> str:
         tag(
             "main",
             tiles(facts),
+            tag("h2", f"By {' and '.join(statement.by)}"),
             tag("div", html_table(statement.names, rows, text=words), class_="card"),
             tag("ul", (tag("li", note) for note in statement.notes), class_="notes") if statement.notes else None,
         ),

@@ -8,9 +8,11 @@ For nodes whose sensors only ``slurmd`` may read. What the watts cover depends o
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Runner, command, command_runner, raise_unless_done
 from joulery.adapters.meters.host.polled import DIVIDED, PolledMeter
@@ -28,13 +30,14 @@ Ask = Callable[[str], str]
 """What Slurm prints for ``configuration``, or for the name of a node. Raises JouleryError."""
 
 
-def slurm_printer(run: Runner | None = None) -> Ask:
+def slurm_printer(run: Runner | None = None, conf: Path | None = None) -> Ask:
     """Prints Slurm's configuration, or a node of the name given.
 
     Args:
         run: Runs a command of Slurm.
+        conf: The slurm.conf of its cluster; that of the environment when None.
     """
-    runner = run or command_runner(TIMEOUT_S)
+    runner = run or command_runner(TIMEOUT_S, conf)
 
     def ask(what: str) -> str:
         words = command("configuration") if what == "configuration" else command("node", node=what)
@@ -45,19 +48,22 @@ def slurm_printer(run: Runner | None = None) -> Ask:
     return ask
 
 
-def open_slurm_energy(node: str = "", ask: Ask | None = None, *, background: bool = True) -> PolledMeter:
+def open_slurm_energy(
+    node: str = "", ask: Ask | None = None, *, conf: Path | None = None, background: bool = True
+) -> PolledMeter:
     """The power of this node.
 
     Args:
-        node: Its name in Slurm; the host's short name when empty.
+        node: Its name in Slurm; when empty the one that Slurm gave this process, else the host's short name.
         ask: Runs the commands.
+        conf: The slurm.conf of its cluster; that of the environment when None.
         background: Ask in a thread.
 
     Raises:
         CapabilityError: Slurm does not answer, gathers no energy, or not of this node.
     """
-    ask = ask or slurm_printer()
-    node = node or platform.node().partition(".")[0]
+    ask = ask or slurm_printer(conf=conf)
+    node = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
     try:
         gathered = _TYPE.search(ask("configuration"))
     except JouleryError as error:
