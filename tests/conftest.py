@@ -24,12 +24,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S = 1.0
-"""A test is traced for its first CPU seconds: tracing doubles them, and longer tests repeat what they did."""
+TRACED_CPU_S, TRACED_CASE_CPU_S = 0.5, 0.1
+"""All cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
+what goes on for longer repeats what it did."""
+LOWER_PRIORITY = 5
+_traced_s: Counter[str] = Counter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs that tests wait for go before tests that compute: the former may be late, the latter may not."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import computes
+
+        if computes(config.workerinput["workerid"]):
+            os.nice(LOWER_PRIORITY)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several workers, tests that wait run beside those that compute."""
+    """In several workers, tests that wait for programs run beside those that compute."""
     if hasattr(config, "workerinput"):
         from tests.scheduling import spread
 
@@ -49,12 +61,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         paused.append(None)
         tracer.pause()
 
+    test = item.nodeid.partition("[")[0]
+    limit_s = max(TRACED_CPU_S - _traced_s[test], TRACED_CASE_CPU_S)
     before = signal.signal(signal.SIGVTALRM, pause)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TRACED_CPU_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
     try:
         return (yield)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        _traced_s[test] += limit_s - left_s
         signal.signal(signal.SIGVTALRM, before)
         if paused:
             tracer.resume()
