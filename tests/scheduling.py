@@ -23,6 +23,8 @@ HOUSE = "tests/house/"
 """These files share the trees of all sources."""
 UP = "up"
 """The group of tests that start a whole service."""
+WAIT = (*STARTS_PROGRAMS, "tests/gateway/", "tests/runtime/measuring/")
+"""They wait for programs that they start, for samples of a meter, for answers."""
 WAITING = "waiting"
 
 
@@ -42,8 +44,8 @@ def group_of(nodeid: str) -> str:
 
 
 def waits(nodeid: str) -> bool:
-    """Whether a test mostly waits for programs that it starts."""
-    return nodeid.startswith(STARTS_PROGRAMS) or group_of(nodeid) == UP
+    """Whether a test mostly waits."""
+    return nodeid.startswith(WAIT) or group_of(nodeid) == UP
 
 
 def spread(nodeids: Sequence[str]) -> list[int]:

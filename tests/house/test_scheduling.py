@@ -19,7 +19,7 @@ def test_files_of_one_group_and_of_one_fixture_stay_together() -> None:
 
 def test_every_test_has_one_place_and_folders_are_mixed() -> None:
     ids = [f"tests/domain/test_format.py::test_{k}" for k in range(40)]
-    ids += [f"tests/runtime/measuring/test_live.py::test_{k}" for k in range(4)]
+    ids += [f"tests/runtime/serving/test_controller.py::test_{k}" for k in range(4)]
     order = spread(ids)
     assert sorted(order) == list(range(44))
     assert [place for place, at in enumerate(order) if at >= 40] == [1, 12, 23, 34]
