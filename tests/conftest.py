@@ -32,12 +32,21 @@ _traced_s: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests wait for go before tests that compute: the former may be late, the latter may not."""
+    """A worker has one tracer, and one that computes a lower priority: programs that tests wait for may be late."""
     if hasattr(config, "workerinput"):
         from tests.scheduling import computes
 
+        # pytest-cov starts a tracer before it knows that it is in a worker, and another one then; whenever the second
+        # is paused, the first goes on.
+        if (first := tracer_of(config)) is not None:
+            first.pause()
         if computes(config.workerinput["workerid"]):
             os.nice(LOWER_PRIORITY)
+
+
+def tracer_of(config: pytest.Config) -> Any:
+    """What starts, pauses and ends the tracing of this process; None where nothing is traced."""
+    return getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,8 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Only the beginning of a test is traced: what computes for longer repeats lines that are counted by then."""
-    plugin = item.config.pluginmanager.getplugin("_cov")
-    tracer = getattr(plugin, "cov_controller", None)
+    tracer = tracer_of(item.config)
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
     paused: list[None] = []
