@@ -32,10 +32,10 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt requirements/lengths.txt require
 run: $(VENV)/.run ## the main job: a real service, measured, adapting to a changing grid
 	$(BIN)/joulery up examples/quickstart.yaml
 
-# Three workers on two cores: tests of the real thing wait for their programs, and tests/scheduling.py spreads them over
-# the whole run, beside those that compute.
+# Four workers on two cores: two begin with tests of the real thing, which wait for their programs, and two with those
+# that compute, at a lower priority (tests/scheduling.py, tests/conftest.py).
 test: $(VENV)/.dev lint ## everything that can be checked on this machine
-	$(BIN)/pytest -n 3 --no-loadscope-reorder --cov --cov-report=term:skip-covered
+	$(BIN)/pytest -n 4 --no-loadscope-reorder --cov --cov-report=term:skip-covered
 
 # Ray first, joulery and what else it needs behind it: what Ray pins is Ray's, everything else is the lock's.
 $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt

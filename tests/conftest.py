@@ -24,12 +24,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S = 1.0
-"""A test is traced for its first CPU seconds: tracing doubles them, and longer tests repeat what they did."""
+TRACED_CPU_S, TRACED_CASE_CPU_S = 0.5, 0.1
+"""All cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
+what goes on for longer repeats what it did."""
+LOWER_PRIORITY = 5
+_traced_s: Counter[str] = Counter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker has one tracer, and one that computes a lower priority: programs that tests wait for may be late."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import computes
+
+        # pytest-cov starts a tracer before it knows that it is in a worker, and another one then; whenever the second
+        # is paused, the first goes on.
+        if (first := tracer_of(config)) is not None:
+            first.pause()
+        if computes(config.workerinput["workerid"]):
+            os.nice(LOWER_PRIORITY)
+
+
+def tracer_of(config: pytest.Config) -> Any:
+    """What starts, pauses and ends the tracing of this process; None where nothing is traced."""
+    return getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several workers, tests that wait run beside those that compute."""
+    """In several workers, tests that wait for programs run beside those that compute."""
     if hasattr(config, "workerinput"):
         from tests.scheduling import spread
 
@@ -39,8 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Only the beginning of a test is traced: what computes for longer repeats lines that are counted by then."""
-    plugin = item.config.pluginmanager.getplugin("_cov")
-    tracer = getattr(plugin, "cov_controller", None)
+    tracer = tracer_of(item.config)
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
     paused: list[None] = []
@@ -49,12 +69,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         paused.append(None)
         tracer.pause()
 
+    test = item.nodeid.partition("[")[0]
+    limit_s = max(TRACED_CPU_S - _traced_s[test], TRACED_CASE_CPU_S)
     before = signal.signal(signal.SIGVTALRM, pause)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TRACED_CPU_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
     try:
         return (yield)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        _traced_s[test] += limit_s - left_s
         signal.signal(signal.SIGVTALRM, before)
         if paused:
             tracer.resume()

@@ -10,6 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+from tests.once_more import STARTS_PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r'xdist_group\("(\w+)"\)')
@@ -18,6 +21,11 @@ SHARED = re.compile(r'scope="module"|^@cache$', re.MULTILINE)
 """A file with such a fixture, or such a function, would compute it once in every worker."""
 HOUSE = "tests/house/"
 """These files share the trees of all sources."""
+UP = "up"
+"""The group of tests that start a whole service."""
+WAIT = (*STARTS_PROGRAMS, "tests/gateway/", "tests/runtime/measuring/")
+"""They wait for programs that they start, for samples of a meter, for answers."""
+WAITING = "waiting"
 
 
 @cache
@@ -35,14 +43,21 @@ def group_of(nodeid: str) -> str:
     return group_of_file(nodeid.partition("::")[0]) or nodeid
 
 
-def spread(nodeids: Sequence[str]) -> list[int]:
-    """An order, as places in ``nodeids``: each folder is spread over the whole run, its largest groups first.
+def waits(nodeid: str) -> bool:
+    """Whether a test mostly waits."""
+    return nodeid.startswith(WAIT) or group_of(nodeid) == UP
 
-    Tests that wait for programs so run beside those that compute, and no long group is left for the end.
+
+def spread(nodeids: Sequence[str]) -> list[int]:
+    """An order, as places in ``nodeids``: what computes first, what waits for programs last.
+
+    Of what computes each folder is spread over the whole run, its largest groups first, so that no long group is left
+    for the end. What waits is taken from the end (:class:`GroupScheduling`): its largest groups are the last.
     """
     folders: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, nodeid in enumerate(nodeids):
-        folders[nodeid.split("/")[1]][group_of(nodeid)].append(place)
+        folders[WAITING if waits(nodeid) else nodeid.split("/")[1]][group_of(nodeid)].append(place)
+    waiting = sorted(folders.pop(WAITING, {}).values(), key=len)
     placed: list[tuple[float, list[int]]] = []
     for groups in folders.values():
         before, total = 0, sum(map(len, groups.values()))
@@ -50,11 +65,25 @@ def spread(nodeids: Sequence[str]) -> list[int]:
             placed.append((before / total, group))
             before += len(group)
     placed.sort(key=lambda entry: (entry[0], -len(entry[1])))
-    return [place for _, group in placed for place in group]
+    return [place for group in (*(group for _, group in placed), *waiting) for place in group]
+
+
+def computes(worker: str) -> bool:
+    """Whether a worker takes what computes first: every other one does, ``gw0`` among them."""
+    return int(worker.removeprefix("gw")) % 2 == 0
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Hands out groups, and tests of none, in the order of the collection (``--no-loadscope-reorder``)."""
+    """Hands out groups, and tests of none, in the order of the collection (``--no-loadscope-reorder``).
+
+    Half of the workers take them from its end, until both halves meet: while some wait for programs, as many compute.
+    Two workers that wait at the same time would leave a core idle, and three that compute make programs late.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if not computes(node.gateway.id):
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)

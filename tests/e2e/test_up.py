@@ -32,12 +32,20 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 class Up:
     """A running ``joulery up``, everything it starts marked in its environment."""
 
-    def __init__(self, site: Path, folder: Path, *arguments: str, limit_bytes: int = -1, verb: str = "up") -> None:
+    def __init__(
+        self,
+        site: Path,
+        folder: Path,
+        *arguments: str,
+        limit_bytes: int = -1,
+        verb: str = "up",
+        program: str = "joulery",
+    ) -> None:
         self.marker = uuid.uuid4().hex
         self.folder = folder
         environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "joulery", verb, str(site), "--out", str(folder / "run"), *arguments],
+            [sys.executable, "-m", program, verb, str(site), "--out", str(folder / "run"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,

@@ -1,11 +1,12 @@
-"""Groups of tests share a worker, and waiting tests are spread over the run."""
+"""Groups of tests share a worker, and half of the workers begin with tests that wait for programs."""
 
+import re
 import subprocess
 import sys
 
 from tests.house.syntax import ROOT
 from tests.house.test_skips import environment
-from tests.scheduling import group_of, spread
+from tests.scheduling import group_of, spread, waits
 
 
 def test_files_of_one_group_and_of_one_fixture_stay_together() -> None:
@@ -18,20 +19,39 @@ def test_files_of_one_group_and_of_one_fixture_stay_together() -> None:
 
 def test_every_test_has_one_place_and_folders_are_mixed() -> None:
     ids = [f"tests/domain/test_format.py::test_{k}" for k in range(40)]
-    ids += [f"tests/runtime/measuring/test_live.py::test_{k}" for k in range(4)]
+    ids += [f"tests/runtime/serving/test_controller.py::test_{k}" for k in range(4)]
     order = spread(ids)
     assert sorted(order) == list(range(44))
     assert [place for place, at in enumerate(order) if at >= 40] == [1, 12, 23, 34]
 
 
-def test_a_group_runs_in_one_worker() -> None:
-    """With the version of xdist at hand."""
-    tests = ["tests/sim/serving/test_mixed_table.py", "tests/domain/test_format.py"]
-    options = ["-n", "2", "--no-loadscope-reorder", "-v", "-k", "test_mixed_table or test_si", "-p", "no:cacheprovider"]
-    line = [sys.executable, "-m", "pytest", *options, *tests]
+def test_what_waits_for_programs_comes_last_and_its_largest_group_at_the_end() -> None:
+    ids = [f"tests/e2e/test_up.py::test_{k}" for k in range(2)]
+    ids += ["tests/e2e/test_measure.py::test_a", "tests/domain/test_format.py::test_b"]
+    assert [ids[place] for place in spread(ids)] == [ids[3], ids[2], ids[0], ids[1]]
+    assert waits("tests/benchmarks/test_kills.py::test_a") and not waits("tests/golden/test_headlines.py::test_a")
+
+
+def passed(*arguments: str) -> dict[str, list[str]]:
+    """The tests that each of two workers passed, in their order, with the version of xdist at hand."""
+    options = ["-n", "2", "--no-loadscope-reorder", "-v", "-p", "no:cacheprovider"]
     kept = environment(ci=False) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
+    line = [sys.executable, "-m", "pytest", *options, *arguments]
     done = subprocess.run(line, cwd=ROOT, env=kept, capture_output=True, text=True)
-    lines = [part for part in done.stdout.splitlines() if "PASSED" in part]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len({part.split("]")[0] for part in lines if "mixed_table" in part}) == 1
-    assert len({part.split("]")[0] for part in lines}) == 2
+    found: dict[str, list[str]] = {"gw0": [], "gw1": []}
+    for worker, name in re.findall(r"^\[(gw\d)\].* PASSED (\S+)", done.stdout, re.MULTILINE):
+        found[worker].append(name)
+    return found
+
+
+def test_a_group_runs_in_one_worker() -> None:
+    tests = ["tests/sim/serving/test_mixed_table.py", "tests/domain/test_format.py"]
+    workers = passed("-k", "test_mixed_table or test_si", *tests)
+    assert len([names for names in workers.values() if any("mixed_table" in name for name in names)]) == 1
+    assert all(workers.values())
+
+
+def test_one_of_two_workers_begins_with_what_waits() -> None:
+    workers = passed("tests/contract/test_carbon_source.py", "tests/domain/test_format.py")
+    assert workers["gw0"][0].startswith("tests/domain/") and workers["gw1"][0].startswith("tests/contract/")
