@@ -24,8 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S, TRACED_CASE_CPU_S = 0.5, 0.1
-"""All cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
+TRACED_CPU_S, TRACED_CASE_CPU_S = 1.0, 0.2
+"""The cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
 what goes on for longer repeats what it did."""
 LOWER_PRIORITY = 5
 _traced_s: Counter[str] = Counter()
