@@ -153,7 +153,8 @@ def test_lean_limits_jobs_within_the_bound_packs_them_and_nodes_sleep(
             )
             agents[0].kill()
             wait_until(lambda: [board["limit_mw"] for board in boards.boards] == [380_000] * 2, "the former limits")
-            assert not list((tmp_path / "leases/leases").glob("*.json"))
+            # A lease is forgotten after its setting was reverted.
+            wait_until(lambda: not list((tmp_path / "leases/leases").glob("*.json")), "the end of the leases")
 
             agents.append(Daemon(cluster.folder / "site.yaml", cluster.env, *flags, verb="agent"))
             agents[1].until(lambda entry: entry.get("ratio", 1) < 1)
