@@ -196,6 +196,39 @@ def test_a_variant_without_quality_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("change", "flags", "pointer", "text"),
+    [
+        ({"plan": ", weights: {carbon: 0.1}"}, (), "plan.weights.carbon", "weights"),
+        ({"plan": ", objective: carbon"}, (), "plan.objective", "objective"),
+        ({"plan": ", carbon_cap: 100 g/h"}, (), "plan.carbon_cap", "carbon_cap"),
+        ({"plan": ", weights: {carbon: 0.1}"}, ("--envelope",), "plan.weights.carbon", "weights"),
+    ],
+)
+def test_an_error_found_while_planning_names_file_and_line(tmp_path, change, flags, pointer, text):
+    file = site_file(tmp_path, **change)
+    error = run(*flags, file).exception
+    assert isinstance(error, ConfigError)
+    assert (error.file, error.pointer) == (str(file), pointer)
+    assert text in file.read_text().splitlines()[error.line - 1]
+    assert str(error).startswith(f"{file}:{error.line} {pointer}: ")
+
+
+def test_a_model_that_no_gpu_type_knows_names_its_key(tmp_path):
+    file = site_file(tmp_path)
+    file.write_text(file.read_text().replace("model: alexnet", "model: alexnett"))
+    error = run(file).exception
+    assert isinstance(error, ConfigError)
+    assert "alexnett" in file.read_text().splitlines()[error.line - 1]
+    assert error.pointer.startswith("services.0.variants.")
+
+
+def test_an_error_of_a_flag_names_no_line(tmp_path):
+    error = run(site_file(tmp_path), "--objective", "carbon").exception
+    assert isinstance(error, ConfigError)
+    assert (error.file, error.line, error.pointer) == (None, None, "--objective")
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (PlanOptions(preset="best", lock=("clock",)), "--lock goes with preset joint"),

@@ -6,9 +6,11 @@ from joulery.domain.gpu.optimum import objective_of
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 from joulery.policies.placement.provisioning.options import Rules
+from joulery.sim.placement import plan_judge
+from joulery.sim.placement.batched_serving import Gpu
 from joulery.sim.placement.gpu import SimulatedProcess
 from joulery.sim.placement.plan_judge import judge_plan
-from joulery.sim.placement.sliced_gpu import sliced_truth, tenant_name
+from joulery.sim.placement.sliced_gpu import SlicedTruth, sliced_truth, tenant_name
 from tests.policies.placement.joint.brute_force_mig import fleet, service
 
 SERVICES = (service("a", "large", 700, 60, "small", floor=0.77), service("b", "other", 500, 80))
@@ -62,3 +64,19 @@ def test_a_slice_draws_no_more_than_its_part_of_the_board(plan):
         drawn_w = sum(effect.dynamic_w for effect in truth.conditions(executing).effects)
         assert truth.idle_w + drawn_w <= 165.0 * (1 + 1e-9)
         assert truth.conditions([]).effects == ()
+
+
+def test_slices_are_simulated_by_themselves(plan, monkeypatch):
+    """As all of them at once, with a fraction of the companies: those of a slice, not of every slice at a time."""
+    looked = []
+    conditions = SlicedTruth.conditions
+    monkeypatch.setattr(
+        SlicedTruth, "conditions", lambda self, executing: looked.append(executing) or conditions(self, executing)
+    )
+    apart = judged(plan)
+    count = len(looked)
+    monkeypatch.setattr(plan_judge, "Gpu", lambda truth, processes, parts=(): Gpu(truth, processes))
+    together = judged(plan)
+    assert together.power_w == pytest.approx(apart.power_w, rel=1e-9)
+    assert together.tail_ratio == pytest.approx(apart.tail_ratio, rel=1e-6)
+    assert count < (len(looked) - count) / 2

@@ -163,10 +163,22 @@ def point_of(text: str) -> tuple[float, float]:
 
 
 def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis]:
+    """What is asked at load 1, and what is priced.
+
+    Raises:
+        ConfigError: Carbon has a weight and no intensity, or the site says too little.
+    """
     plan = site.plan
     intensity = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
     weights = plan.weights
     what = "energy" if intensity is None else "carbon"
+    if what == "energy" and weights is not None and weights.carbon > 0:
+        raise ConfigError(
+            "an envelope over the price of carbon needs a carbon intensity; none is assumed",
+            pointer="plan.weights.carbon",
+            expected="such as plan.intensity: 300 g/kWh",
+            hint="add it to the site, give --intensity '300 g/kWh', or leave the weight out for prices of energy",
+        )
     rent, energy = (1.0, 0.0) if weights is None else (weights.cost, weights.energy)
     axis = PriceAxis(what, rent, energy if what == "carbon" else 0.0, intensity, plan.pue)
     axis.objective(1.0)  # an intensity that cannot be meant is refused before any plan is made

@@ -23,7 +23,7 @@ from joulery.policies.placement.joint.compare import cheapest_of_all, comparison
 from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.looser_slos import LooserSlo, looser_slos
 from joulery.policies.placement.joint.plan import plan_joint
-from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant
+from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, check_model
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Balancer
 from joulery.policies.placement.provisioning.planner import POLICIES, provision
@@ -127,10 +127,27 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
         JointFleet(kind, clocks_mhz(kind.profile, gpu.clocks), gpu.host_w, sliced_gpu_of(index, gpu))
         for index, (kind, gpu) in enumerate(zip(types, site.fleet.gpus, strict=True))
     )
+    _check_models(site, services, fleet)
     rules = rules_of(site, types, margin)
     power_cap_w, carbon_cap = _caps(site, g_per_kwh)
     wanted = _objective(site, objective, g_per_kwh)
     return JointRequest(services, fleet, rules, wanted, power_cap_w, carbon_cap_g_per_hour=carbon_cap)
+
+
+def _check_models(site: Site, services: Sequence[JointService], fleet: Sequence[JointFleet]) -> None:
+    """Check that some GPU type knows each model.
+
+    Raises:
+        ConfigError: None does; names the key.
+    """
+    for index, (config, service) in enumerate(zip(site.services, services, strict=True)):
+        for at, variant in enumerate(service.variants):
+            try:
+                check_model(variant.model, fleet)
+            except ConfigError as error:
+                own = f"variants.{at}.model" if config.variants else "family" if config.model is None else "model"
+                error.pointer = f"services.{index}.{own}"
+                raise
 
 
 def _caps(site: Site, g_per_kwh: float | None) -> tuple[float | None, float | None]:
@@ -189,9 +206,13 @@ def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
 def _objective(site: Site, name: str | None, g_per_kwh: float | None) -> PlanObjective:
     plan = site.plan
     g_per_kwh = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
-    name = plan.objective if name is None else name
+    pointer, name = ("plan.objective", plan.objective) if name is None else ("--objective", name)
     if name != "weights":
-        return objective_of(name, g_per_kwh, plan.pue)
+        try:
+            return objective_of(name, g_per_kwh, plan.pue)
+        except ConfigError as error:
+            error.pointer = pointer
+            raise
     weights = plan.weights
     if weights is None:
         raise ConfigError(

@@ -45,6 +45,13 @@ def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
                 expected="idle and busy, such as idle: 60 W and busy: 400 W",
             )
     assert gpu.idle_w is not None and gpu.busy_w is not None
+    if gpu.busy_w <= gpu.idle_w:
+        raise ConfigError(
+            f"{gpu.name} draws more when busy than idle",
+            pointer=f"{pointer}.busy",
+            got=f"idle {gpu.idle_w:g} W, busy {gpu.busy_w:g} W",
+            expected="such as idle: 60 W and busy: 400 W",
+        )
     return SlicedGpu(read_slice_table(gpu.measurements, facts.mig), facts.mig, gpu.idle_w, gpu.busy_w)
 
 

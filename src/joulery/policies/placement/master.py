@@ -152,8 +152,9 @@ class Master:
     def __init__(
         self, items: Sequence[tuple[int, int]], demand: Sequence[int], ranges: Sequence[Range], prices: Sequence[float]
     ) -> None:
-        self._items, self._demand, self._ranges, dearest = items, demand, ranges, max(prices)
-        self._dearest, self._step = dearest, dearest if len(prices) == 1 else 0.0
+        self._items, self._demand, self._ranges, self._prices = items, demand, ranges, prices
+        self._dearest = dearest = max(prices)
+        self._step = dearest if len(prices) == 1 else 0.0
         self.patterns: list[PricedPattern] = []
         self._known: set[tuple[int, tuple[int, ...]]] = set()
         self._settled: Counter[int] = Counter()
@@ -178,6 +179,13 @@ class Master:
         rows = [*served, len(self._demand) + pattern.type_index]
         self._lp.addCol(pattern.usd_per_hour, 0.0, self._lp.inf, len(rows), rows, [*served.values(), 1.0])
         return True
+
+    def of(self, chosen: Iterable[int]) -> Master:
+        """A problem with some of the patterns alone, by their indices."""
+        some = Master(self._items, self._demand, self._ranges, self._prices)
+        for index in chosen:
+            some.add(self.patterns[index])
+        return some
 
     def restrict(self, ranges: Sequence[Range]) -> None:
         """Another range of GPUs for each type, for the relaxation."""

@@ -73,10 +73,18 @@ class ServingProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of the plan: how it behaves, and who is on it."""
+    """One GPU of the plan.
+
+    Attributes:
+        truth: How it behaves.
+        instances: Who is on it.
+        parts: Indices of the instances that feel one another, in groups that do not, where the GPU is cut at a clock
+            that is set; none where all of them share it.
+    """
 
     truth: GpuTruth
     instances: tuple[ServingProcess, ...]
+    parts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +217,7 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
     served: dict[str, list[tuple[FloatArray, Batches]]] = {service.name: [] for service in services}
     outcomes = []
     for gpu, tenants in zip(gpus, routed, strict=True):
-        # Without a neighbour the two readings are one, and the fast path serves.
-        serve = _always if trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1 else serve_together
-        run = serve(gpu.truth, tenants, trial.warmup_s, trial.end_s)
+        run = _served(gpu, tenants, trial)
         outcomes.append(_gpu_outcome(gpu, run, trial))
         for instance, tenant, batches in zip(gpu.instances, tenants, run.batches, strict=True):
             served[instance.service].append((tenant.arrival_s, batches))
@@ -288,6 +294,33 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
         return np.ones(count)
     sigma = math.sqrt(math.log1p(cv * cv))
     return streams("service noise", *name).lognormal(-sigma * sigma / 2, sigma, count)
+
+
+def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
+    """What happens on a GPU; instances in different parts of it are simulated by themselves."""
+    parts = gpu.parts or (tuple(range(len(tenants))),)
+    runs = [_part_served(gpu.truth, [tenants[index] for index in part], trial) for part in parts]
+    if len(runs) == 1:
+        return runs[0]
+    order = np.argsort([index for part in parts for index in part], kind="stable").tolist()
+    batches = [each for run in runs for each in run.batches]
+    busy_s, dynamic_j = [each for run in runs for each in run.busy_s], [each for run in runs for each in run.dynamic_j]
+    # The clock is set, so it is the same wherever anything executes.
+    clock_mhz = next((run.clock_mhz for run in runs if not math.isnan(run.clock_mhz)), math.nan)
+    return GpuRun(
+        tuple(batches[at] for at in order),
+        tuple(busy_s[at] for at in order),
+        tuple(dynamic_j[at] for at in order),
+        runs[0].idle_j,
+        clock_mhz,
+    )
+
+
+def _part_served(truth: GpuTruth, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
+    """What happens to instances that feel one another."""
+    # Without a neighbour the two readings are one, and the fast path serves.
+    alone = trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1
+    return (_always if alone else serve_together)(truth, tenants, trial.warmup_s, trial.end_s)
 
 
 def _always(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: float) -> GpuRun:

@@ -158,7 +158,7 @@ def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:
 
 
 def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]) -> Gpu:
-    """A GPU of the plan with its truth; every process of a slice is one of its own."""
+    """A GPU of the plan with its truth; every process of a slice is one of its own and feels those of its slice."""
     if any(one.slice for one in gpu.instances):
         processes = [
             ServingProcess(
@@ -171,7 +171,9 @@ def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], slice
             for one in gpu.instances
             for _ in range(one.processes)
         ]
-        return Gpu(sliced_truth(gpu, sliced[gpu.type]), tuple(processes))
+        names = [each.model for each in processes]
+        parts = tuple(tuple(at for at, each in enumerate(names) if each == name) for name in dict.fromkeys(names))
+        return Gpu(sliced_truth(gpu, sliced[gpu.type]), tuple(processes), parts)
     return Gpu(
         truth_at(truths[gpu.type], gpu.clock_set_mhz),
         tuple(

@@ -123,29 +123,46 @@ def command(
     """
     from joulery.app.planning.plans import PlanOptions
     from joulery.config import load
+    from joulery.config.parsing.located import located
 
     file, series, envelope = _site_of(file, series, envelope)
     if (follow or (max_migrations and series is None)) and running is None:
         raise ConfigError("there is no running plan to follow", pointer="--follow", hint="name one with --running FILE")
-    site, g_per_kwh, locked = load(file), _g_per_kwh(intensity), _names(lock)
-    if series is not None:
-        _plan_series(site, Path(series) if series else None, click.get_current_context().params)
-        return
-    if envelope is not None or at is not None or limit is not None or as_kept:
-        _plan_envelope(site, g_per_kwh, click.get_current_context().params)
-        return
     options = PlanOptions(
-        preset, _names(compare), running, follow, max_migrations, max_moves, g_per_kwh, objective, locked, slo_prices
+        preset,
+        _names(compare),
+        running,
+        follow,
+        max_migrations,
+        max_moves,
+        _g_per_kwh(intensity),
+        objective,
+        _names(lock),
+        slo_prices,
     )
-    made = _planned(site, options)
-    _keep(document := made.document() if as_json or out is not None else {}, out)
-    if page_file is not None:
-        _write(page_file, _page(made, site, Path(file).stem))
-    _triton(site, made, triton)
-    if as_json:
+    with located(file):
+        given = click.get_current_context().params | {"series": series, "envelope": envelope}
+        _plan(load(file), Path(file).stem, options, given)
+
+
+def _plan(site: Site, name: str, options: PlanOptions, given: Mapping[str, Any]) -> None:
+    """Make what the flags ask for: one plan, plans for each step of a series, or an envelope."""
+    series = given["series"]
+    if series is not None:
+        _plan_series(site, Path(series) if series else None, given)
+        return
+    if any(given[flag] not in (None, False) for flag in ("envelope", "at", "limit", "as_kept")):
+        _plan_envelope(site, options.g_per_kwh, given)
+        return
+    made, out = _planned(site, options), given["out"]
+    _keep(document := made.document() if given["as_json"] or out is not None else {}, out)
+    if given["page_file"] is not None:
+        _write(given["page_file"], _page(made, site, name))
+    _triton(site, made, given["triton"])
+    if given["as_json"]:
         click.echo(json.dumps(document))
     else:
-        _show(made, explain, triton)
+        _show(made, given["explain"], given["triton"])
     if made.violates:
         raise click.exceptions.Exit(3)
 

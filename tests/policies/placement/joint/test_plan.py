@@ -8,9 +8,11 @@ import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.optimum import objective_of
+from joulery.domain.gpu.plan_envelope import PriceAxis
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked, one_after_the_other, with_power
+from joulery.policies.placement.joint.day import with_rates
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, problem_of
@@ -281,3 +283,17 @@ def test_variants_need_an_accuracy_and_floors_a_variant_that_keeps_them():
 def test_an_objective_that_cannot_be_meant_is_refused(name, intensity, said):
     with pytest.raises(ConfigError, match=said):
         objective_of(name, intensity)
+
+
+@pytest.mark.slow
+def test_where_rent_is_most_of_the_cost_patterns_are_sought_for_a_gpu_less():
+    """Eight GPUs, 11 % above the bound, where those were sought for the number found first alone."""
+    objective = PriceAxis("carbon", g_per_kwh=300.0).objective(4.354719445406433)
+    rates = {name: 0.8750839091552278 * rate for name, rate in rates_of(twelve()).items()}
+    plan = plan_joint(with_rates(twelve(objective), rates))
+    assert len(plan.gpus) == 7
+    assert plan.certificate.gap_ratio <= 0.01
+
+
+def rates_of(request):
+    return {each.workload.id: each.workload.rate_rps for each in request.services}

@@ -169,6 +169,9 @@ def test_a_table_that_cannot_be_meant_is_refused(curves, said):
         plan_joint(asked((service("a", "large", 100, 60),), (kind,)))
 
 
-def test_an_slo_that_no_slice_keeps_names_the_service():
-    with pytest.raises(InfeasibleError, match="service a"):
+def test_an_slo_that_no_slice_keeps_names_the_service_and_what_it_takes():
+    with pytest.raises(InfeasibleError, match="service a") as caught:
         plan_joint(asked((service("a", "large", 10, 2.0),)))
+    best_s = caught.value.nearest["best_latency_s"]
+    curves = [curve for curve in fleet(2).sliced.table.curves.items() if curve[0][0] == "large"]
+    assert best_s == pytest.approx(1.05 * min(curve.time_s(1) for _, some in curves for curve in some))

@@ -205,7 +205,7 @@ def test_a_limit_on_gpus_that_is_met_anyway_changes_nothing(count):
 
 @pytest.mark.slow
 def test_a_limit_between_bound_and_plan_is_reported_open_with_the_best_plan_found():
-    services = workloads(rows(50, varied=True))
+    services = workloads(rows(42, varied=True))
     free = provision("best", services, [V100], Rules())
     assert free.bound.gpus < len(free.gpus), "the case is one in which the bound leaves the question open"
     tight = provision("best", services, [replace(V100, available=free.bound.gpus)], Rules())

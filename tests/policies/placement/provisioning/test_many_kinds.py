@@ -14,6 +14,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import Arrivals
 from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
+from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchangeable
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import PROCESSES_MAX, Knapsacks
@@ -305,3 +306,65 @@ def test_patterns_settled_together_fit_as_one_by_one(seed, count):
     ]
     for pattern in fitting:
         assert sum(packing.fit(pattern).units) <= packing.capacity
+
+
+def exchangeable(problem, copies=None):
+    """The items of a problem, each worth the part of a GPU that it needs alone."""
+    packing = problem.packings[0]
+    kind = np.array([item.kind for item in problem.items])
+    most = np.array([item.replicas for item in problem.items]) if copies is None else copies
+    return Exchangeable(packing, kind, most, packing.alone / packing.capacity)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.integers(3, 8))
+def test_neighbours_of_a_pattern_differ_by_one_item(seed, count):
+    """By their definition, item by item: one exchanged or one more, worth enough, copies and divisions as allowed."""
+    problem = servable(seed, count, 2)
+    items = exchangeable(problem)
+    packing, kind = items.packing, items.kind.tolist()
+    known = [each for each in fitting_patterns(packing, len(kind), 3) if len(each) == 2][:6]
+    expected = set()
+    for pattern in known:
+        for rest in [*(tuple(np.delete(pattern, place)) for place in range(len(pattern))), pattern]:
+            for item in range(len(kind)):
+                made = tuple(sorted((*rest, item)))
+                mixed = any(kind[one] == kind[item] and one != item for one in rest)
+                room = packing.alone[list(made)].sum() <= packing.capacity
+                if room and not mixed and rest.count(item) < items.copies[item] and 0.3126 < items.worth(made) < 1.0126:
+                    expected.add(made)
+    assert set(items.neighbours(known, 0.3126, 1.0126)) == expected - set(known)
+
+
+def test_items_worth_nothing_join_no_pattern():
+    problem = servable(3, 6, 2)
+    items = exchangeable(problem)
+    barred = items._replace(values=np.where(np.arange(len(items.kind)) == 0, 0.0, items.values))
+    known = [(1, 2), (3, 4)]
+    assert any(0 in pattern for pattern in items.neighbours(known, 0.0, 2.0))
+    assert not any(0 in pattern for pattern in barred.neighbours(known, 0.0, 2.0))
+
+
+def test_exchanges_lower_the_relaxation_where_knapsacks_end():
+    problem = problem_of(workloads(rows(50, varied=True)), [V100], Rules())
+    generator = BoxGenerator(problem, _MANY_EFFORT)
+    generator.allow_cuts(False)
+    ended = generator.generate(generator.master.relax())
+    known = len(generator.master.patterns)
+    exchanged = generator.exchange(ended)
+    assert exchanged.usd_per_hour < ended.usd_per_hour * (1 - 5e-4)
+    added = generator.master.patterns[known:]
+    assert added
+    assert all(problem.packings[0].fit(each.pattern) is not None for each in added)
+    whole = generator.at_once(exchanged)
+    assert whole.complete
+    assert whole.usd_per_hour >= exchanged.usd_per_hour * (1 - 1e-9)
+
+
+@pytest.mark.slow
+def test_fifty_services_need_no_gpu_more_than_the_bound():
+    """One in fifteen too many before items were exchanged."""
+    plan = provision("best", workloads(rows(50, varied=True)), [V100], Rules())
+    assert plan.optimal
+    assert len(plan.gpus) == 15
+    assert not plan.violations

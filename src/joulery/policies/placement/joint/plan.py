@@ -191,7 +191,8 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
     if slack <= abs(whole.value) * _EXACT_RATIO:
         return _Best(whole, optimal=True)
     if slack > abs(whole.value) * _WIDE_RATIO and not generator.problem.slices:
-        whole = _at_its_count(generator, whole)
+        whole = _at_its_count(generator, whole, sum(whole.counts.values()))
+        whole = _on_fewer(generator, whole)
         slack = whole.value - proof.value
     if slack > abs(whole.value) * generator.effort.wide_ratio:
         return _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
@@ -204,13 +205,31 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
     return _Best(better, proven, branched, limit_reached=again.status is SolveStatus.OPEN)
 
 
-def _at_its_count(generator: JointGenerator, whole: JointSolution) -> JointSolution:
-    """Whole numbers again, with the patterns that are worth something where there are as many GPUs as now."""
-    gpus = sum(whole.counts.values())
+def _at_its_count(generator: JointGenerator, whole: JointSolution, gpus: int) -> JointSolution:
+    """Whole numbers again, with the patterns that are worth something where there are so many GPUs."""
     at_count = generator.generate(generator.master.relax(gpus), gpus)
     generator.enrich(at_count, max(whole.value - at_count.value, 0.0))
     again = _whole(generator, _QUICK_RATIO, math.inf)
     return again if _served(again) and again.value <= whole.value else whole
+
+
+def _on_fewer(generator: JointGenerator, whole: JointSolution) -> JointSolution:
+    """Whole numbers again with a GPU less, and another one, where the relaxation says that it may pay.
+
+    Where rent is most of what a GPU costs, patterns that are worth something at other prices fill no smaller number of
+    GPUs: those have to be sought.
+    """
+    while (gpus := sum(whole.counts.values()) - 1) > 0:
+        at_count = generator.master.relax(gpus)
+        if float(at_count.unserved.max(initial=0.0)) > _UNSERVED_RPS:
+            at_count = generator.generate(at_count, gpus)
+        if at_count.value >= whole.value * (1 - _WIDE_RATIO):
+            break
+        again = _at_its_count(generator, whole, gpus)
+        if again is whole or sum(again.counts.values()) > gpus:
+            return again
+        whole = again
+    return whole
 
 
 def _plan_of(problem: JointProblem, generator: JointGenerator, best: _Best, proof: JointProof) -> ProvisionPlan:

@@ -431,7 +431,7 @@ def _explain(service: JointService, fleet: Sequence[JointFleet], rules: Rules) -
             items_of(workload, 0, types, rules)
     if not any(may_use(service.workload, kind) for kind in types):
         raise only_spot(service.workload)
-    explain_slices(service, fleet)
+    explain_slices(service, fleet, rules.margin_ratio)
     raise InfeasibleError(
         f"service {service.workload.id} cannot be served within its SLO and the margin it needs",
         binding=f"latency of {service.workload.id}",
@@ -461,12 +461,17 @@ def check_request(request: JointRequest) -> None:
         raise ConfigError("a power cap is a number above 0", got=f"{power_cap_w} W", pointer="plan.power_cap")
     for service in services:
         for variant in service.variants:
-            if not any(variant.model in kind.models for kind in fleet):
-                _unknown(variant.model, fleet)
+            check_model(variant.model, fleet)
 
 
-def _unknown(model: str, fleet: Sequence[JointFleet]) -> None:
-    """Raise the error for a model that no GPU type of the fleet knows."""
+def check_model(model: str, fleet: Sequence[JointFleet]) -> None:
+    """Check that some GPU type of the fleet knows a model.
+
+    Raises:
+        ConfigError: None does; the nearest names.
+    """
+    if any(model in kind.models for kind in fleet):
+        return
     if all(kind.sliced is None for kind in fleet):
         fleet[0].gpu_type.profile[model]
     known = sorted(frozenset().union(*(kind.models for kind in fleet)))

@@ -142,8 +142,11 @@ def _chosen(
     return [one for one in curves if SliceChoice(model, name, clock_mhz, profile.name, one.processes) in service.slices]
 
 
-def explain_slices(service: JointService, fleet: Sequence[JointFleet]) -> None:
-    """Raise the error for a service whose processes fit into the memory of no slice; nothing where one fits."""
+def explain_slices(service: JointService, fleet: Sequence[JointFleet], margin_ratio: float) -> None:
+    """Raise the error for a service whose processes fit into the memory of no slice, or are too slow on any.
+
+    Nothing where neither is so.
+    """
     sliced = [(kind.gpu_type.name, kind.sliced.menu) for kind in fleet if kind.sliced is not None]
     menus = [(profile.memory_bytes, f"{profile.name} of {name}") for name, menu in sliced for profile in menu.profiles]
     needed = min(service.answered_by(at).memory_bytes or 0.0 for at in range(len(service.variants)))
@@ -156,6 +159,26 @@ def explain_slices(service: JointService, fleet: Sequence[JointFleet]) -> None:
             binding=f"memory of {name}",
             nearest={"workload": name, "memory_bytes": needed},
             hint="add a GPU type with more memory, or serve a smaller model",
+        )
+    longer = (1 + margin_ratio) * (1 + service.margin_ratio)
+    times = [
+        (longer * SliceProcess(curve, 1).time_s(1), variant.model, f"{profile.name} of {kind.gpu_type.name}")
+        for kind in fleet
+        if kind.sliced is not None
+        for variant in service.variants
+        for profile in kind.sliced.menu.profiles
+        for curve in kind.sliced.table.of(variant.model, profile.size)
+    ]
+    best_s, model, where = min(times, default=(0.0, "", ""))
+    slo = service.workload.slo
+    if best_s > slo.latency_s:
+        name = service.workload.id
+        raise InfeasibleError(
+            f"service {name}: {model} takes at best {1e3 * best_s:.4g} ms, margin included, for a single request on "
+            f"{where}, but its SLO is {1e3 * slo.latency_s:.4g} ms",
+            binding=f"latency of {name}",
+            nearest={"workload": name, "best_latency_s": best_s},
+            hint="relax its SLO, add a faster GPU type, or serve a smaller model",
         )
 
 

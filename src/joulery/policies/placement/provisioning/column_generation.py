@@ -274,8 +274,8 @@ class Generator:
             fewest = [min(item.replicas for item in items if item.kind == kind) for kind in range(len(demand))]
             over = [item.replicas > max(replicas_max, fewest[item.kind]) for item in items]
             self._part[over] = 0.0
-        copies = np.array([1 if item.apart else item.replicas * demand[item.kind] for item in items], np.int64)
-        self._pricers = [Pricer(packing, np.minimum(copies, packing.capacity)) for packing in self._packings]
+        self._copies = np.array([1 if item.apart else item.replicas * demand[item.kind] for item in items], np.int64)
+        self._pricers = [Pricer(packing, np.minimum(self._copies, packing.capacity)) for packing in self._packings]
         for index in range(len(self._packings)):
             for item in range(len(items)):
                 self._add(index, (item,))

@@ -161,11 +161,15 @@ class Packing:
             self._fits[pattern] = self._search(pattern)
         return self._fits[pattern]
 
-    def screen(self, patterns: Iterable[Pattern]) -> None:
+    def screen(self, patterns: Iterable[Pattern]) -> list[Pattern]:
         """Settle :meth:`fit` of many patterns at once, as far as the least units of their items can settle it.
 
         Patterns that need more than a GPU at least do not fit. Of the others, the batches that need least are tried.
+
+        Returns:
+            Those that were found to fit here; what was settled before is not among them.
         """
+        found: list[Pattern] = []
         by_size: dict[int, list[Pattern]] = {}
         for pattern in patterns:
             if len(pattern) > 1 and pattern not in self._fits:
@@ -181,6 +185,8 @@ class Packing:
                 layout = self._allocated(pattern, options, self.capacity)
                 if layout is not None:
                     self._fits[pattern] = layout
+                    found.append(pattern)
+        return found
 
     def impossible(self, pattern: Pattern) -> bool:
         """Whether no batches at all make the pattern fit: proven, not just not found."""

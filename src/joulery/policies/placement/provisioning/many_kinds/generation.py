@@ -1,4 +1,4 @@
-"""Column generation for many different services: patterns from knapsacks instead of a tree of patterns."""
+"""Column generation for many different services: patterns from knapsacks, and from exchanges of their items."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.master import Relaxation, Whole
 from joulery.policies.placement.provisioning.column_generation import Effort, Generator
 from joulery.policies.placement.provisioning.many_kinds.box_search import BoxSearch
+from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchangeable
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
 from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range
 
 _ABOVE = 1e-4
 """A pattern joins when it is worth so much more than its GPU, as a ratio."""
-_ALMOST = 0.04
-"""Patterns that lack this part of the worth of their GPU are added for whole numbers."""
-_SHAKEN, _SHAKEN_RATIO = 10, 0.01
-"""So many times that search is repeated with values that differ by so much at random."""
 _STALE, _STALE_CAREFUL = (6, 1e-3), (12, 4e-4)
 """Generation ends when so many rounds lowered the relaxation by less than this ratio."""
 _ROUNDS_MAX = 600
 _WEIGHT, _WEIGHT_STEP = 0.9, 0.06
 """Weight of the values by shares alone in the first round, and how much less in each that follows."""
+_EXCHANGED_FROM, _EXCHANGED_MAX, _CLOSE = 1_500, 30_000, 0.02
+"""In how many patterns items are exchanged in a round at most, how many new ones are looked at, and by what part of its
+price a pattern may be worth less than its GPU."""
+_TOGETHER_MAX = 2_500
+"""Patterns, those worth most, among which whole numbers are sought at once."""
 _REST_KINDS = 40
 """Whole numbers are left to the solver when so many services are without a GPU; before, GPUs are settled one by one."""
 _SURE = 0.9
@@ -44,8 +46,8 @@ class DiveStep(NamedTuple):
     rounds: int
 
 
-QUICK, CAREFUL = DiveStep(0.25, 3), DiveStep(0.06, 6)
-"""A plan in little time, and one that often saves a GPU."""
+QUICK = DiveStep(0.25, 3)
+"""A plan in little time."""
 
 
 class BoxGenerator(Generator):
@@ -112,14 +114,6 @@ class BoxGenerator(Generator):
         bounded = np.minimum(alone, self._dearest)
         return relaxation._replace(values=weight * bounded + (1 - weight) * relaxation.values)
 
-    def enrich(self, relaxation: Relaxation) -> int:
-        """Add patterns worth almost their GPU, which whole numbers may need; returns how many."""
-        random, added = np.random.default_rng(0), 0
-        for _ in range(_SHAKEN):
-            shaken = relaxation.values * (1 + _SHAKEN_RATIO * random.standard_normal(len(relaxation.values)))
-            added += self._round(relaxation._replace(values=shaken), 1 - _ALMOST, everywhere=False)
-        return added
-
     def _round(self, relaxation: Relaxation, target: float, *, everywhere: bool) -> int:
         added = 0
         for index in self._wanted():
@@ -155,6 +149,37 @@ class BoxGenerator(Generator):
                     rest.remove(item)
                     found.add(tuple(sorted([*rest, items[other]])))
         return found - patterns
+
+    def exchange(self, relaxation: Relaxation) -> Relaxation:
+        """Add patterns that differ from known ones by an item and are worth almost their GPU; returns the relaxation.
+
+        That lowers the relaxation where knapsacks no longer do, and whole numbers need such patterns.
+        """
+        random, added = np.random.default_rng(0), 0
+        for index in self._wanted():
+            values = self._values(relaxation) * self._allowed / self._price(index, relaxation)
+            items = Exchangeable(self._packings[index], self._kind, self._copies, values)
+            known = self._most_valuable(items, index, _EXCHANGED_FROM)
+            found = items.neighbours(known, 1 - _CLOSE, 1 + _CLOSE)
+            if len(found) > _EXCHANGED_MAX:
+                chosen = random.choice(len(found), _EXCHANGED_MAX, replace=False)
+                found = [found[at] for at in np.sort(chosen).tolist()]
+            added += sum(self._add(index, pattern) for pattern in self._packings[index].screen(found))
+        return self.master.relax() if added else relaxation
+
+    def _most_valuable(self, items: Exchangeable, index: int, most: int) -> list[Pattern]:
+        """The patterns of a type that are worth almost their GPU, the most valuable of them."""
+        some = [(items.worth(each.pattern), each.pattern) for each in self.master.patterns if each.type_index == index]
+        close = [each for each in some if each[0] > 1 - 1.5 * _CLOSE]
+        return [pattern for _, pattern in sorted(close, key=lambda each: (-each[0], each[1]))[:most]]
+
+    def at_once(self, relaxation: Relaxation) -> Whole:
+        """Whole numbers over the patterns that are worth most, all settled by the solver."""
+        worth = [self._values(relaxation) / self._price(index, relaxation) for index in range(len(self._packings))]
+        values = [float(worth[each.type_index][list(each.pattern)].sum()) for each in self.master.patterns]
+        chosen = np.sort(np.argsort(-np.array(values), kind="stable")[:_TOGETHER_MAX])
+        some = self.master.of(chosen.tolist())
+        return some.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
 
     def dive(self, step: DiveStep) -> Whole:
         """Whole numbers: settle the GPUs the relaxation is surest of, adapt the rest, and so on; the solver ends it."""

@@ -16,7 +16,7 @@ from joulery.policies.placement.provisioning.column_generation import cost_of
 from joulery.policies.placement.provisioning.gpu_shares import Placed
 from joulery.policies.placement.provisioning.packing import Problem
 
-BATCH = 60
+BATCH = 90
 """Services planned at once."""
 _FULL_RATIO = 0.97
 """Mean fullness from which GPUs that share services with one another are kept."""

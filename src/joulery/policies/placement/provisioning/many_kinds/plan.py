@@ -12,6 +12,7 @@ from functools import partial
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.provisioning import Workload
+from joulery.policies.placement.master import Whole
 from joulery.policies.placement.provisioning.column_generation import (
     Effort,
     attainable,
@@ -21,7 +22,7 @@ from joulery.policies.placement.provisioning.column_generation import (
     volume,
 )
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, Placed
-from joulery.policies.placement.provisioning.many_kinds.generation import CAREFUL, QUICK, BoxGenerator
+from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches, replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
 from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
@@ -47,6 +48,8 @@ _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
 """How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
 """Different services up to which a better plan is searched for, and again with services cut further."""
+_EXCHANGES = 4
+"""How often items of patterns are exchanged for that, at most."""
 _REPLANNED_GPUS, _REPLANS = 12, 3
 """How many of the GPUs worth least are planned again at once, for more services than that, and how often."""
 _GAP_ENOUGH = 0.02
@@ -142,7 +145,9 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
     kinds, unlimited = len(problem.kinds), list[Range]([(0, None)] * len(problem.types))
     generator = BoxGenerator(problem, _MANY_EFFORT, ranges=unlimited)
     generator.allow_cuts(False)
-    generator.generate(generator.master.relax())
+    relaxation = generator.generate(generator.master.relax())
+    if kinds <= _CAREFUL_KINDS:
+        generator.exchange(relaxation)
     best = generator.dive(QUICK)
     for cut in (False, True)[: (kinds <= _CAREFUL_KINDS) + (kinds <= _CUT_KINDS)]:
         if best.complete:
@@ -151,8 +156,7 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
         if near or problem.crossed or proven_infeasible(problem, proof.bound):
             break
         generator.allow_cuts(cut)
-        generator.enrich(generator.generate(generator.master.relax(), careful=kinds <= _CUT_KINDS))
-        best = cheaper(best, generator.dive(CAREFUL))
+        best = cheaper(best, _exchanged(problem, generator, careful=kinds <= _CUT_KINDS))
     gpus = placed(problem, best.gpus) if best.complete else uncut_plan(problem, _MANY_EFFORT)
     proof.raise_for(cost_of(problem, gpus))
     if kinds <= _SEARCHED_KINDS and not proof.near(cost_of(problem, gpus)):
@@ -169,12 +173,26 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
     return gpus
 
 
+def _exchanged(problem: Problem, generator: BoxGenerator, *, careful: bool) -> Whole:
+    """The cheapest whole numbers over patterns that are exchanged until as few GPUs do as the relaxation allows."""
+    relaxation, best = generator.generate(generator.master.relax(), careful=careful), None
+    for _ in range(_EXCHANGES):
+        relaxation = generator.exchange(relaxation)
+        found = generator.at_once(relaxation)
+        best = found if best is None else cheaper(best, found)
+        least = attainable(problem, relaxation.usd_per_hour, problem.ranges)
+        if best.complete and best.usd_per_hour <= least * (1 + EQUAL):
+            break
+    assert best is not None
+    return best
+
+
 def _planned_batch(types: Sequence[GpuType], rules: Rules, workloads: Sequence[Workload]) -> tuple[Placed, ...]:
     problem = problem_of(workloads, types, rules)
     unlimited: list[Range] = [(0, None)] * len(types)
     generator = BoxGenerator(problem, _BATCH_EFFORT, ranges=unlimited)
     generator.allow_cuts(False)
-    generator.generate(generator.master.relax(), _BATCH_ROUNDS)
+    generator.exchange(generator.generate(generator.master.relax(), _BATCH_ROUNDS))
     return placed(problem, generator.dive(QUICK).gpus)
 
 
