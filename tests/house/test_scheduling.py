@@ -1,12 +1,15 @@
 """Groups of tests share a worker, and half of the workers begin with tests that wait for programs."""
 
+import ast
 import re
 import subprocess
 import sys
 
-from tests.house.syntax import ROOT
+from tests.house.syntax import ROOT, TESTS, files_in, nodes_of
 from tests.house.test_skips import environment
 from tests.scheduling import group_of, spread, waits
+
+FORKLESS = {"jax", "tensorflow"}
 
 
 def test_files_of_one_group_and_of_one_fixture_stay_together() -> None:
@@ -55,3 +58,16 @@ def test_a_group_runs_in_one_worker() -> None:
 def test_one_of_two_workers_begins_with_what_waits() -> None:
     workers = passed("tests/contract/test_carbon_source.py", "tests/domain/test_format.py")
     assert workers["gw0"][0].startswith("tests/domain/") and workers["gw1"][0].startswith("tests/contract/")
+
+
+def test_no_test_imports_what_refuses_forks_in_its_own_process() -> None:
+    """JAX and TensorFlow start threads: what forks in the same worker later fails, whichever test that is."""
+    found = []
+    for file in files_in(TESTS):
+        if "corpus" in file.parts:
+            continue  # programs of their own
+        for node in nodes_of(file):
+            named = [node.module] if isinstance(node, ast.ImportFrom) else []
+            named = [one.name for one in node.names] if isinstance(node, ast.Import) else named
+            found += [f"{file.name}:{node.lineno}" for name in named if (name or "").split(".")[0] in FORKLESS]
+    assert found == []
