@@ -603,6 +603,16 @@ def test_no_node_up_decides_nothing(world) -> None:
     assert "no slots are up" in world.said("round")[0]["text"]
 
 
+def test_a_round_without_a_slot_to_plan_says_so(world) -> None:
+    """``schedule --once --json`` prints it: an order of the queue alone would have no reason."""
+    world = world(FakeCluster(slots=3))
+    world.cluster.submit(1, exempt="part of a job array", state=JobState.RUNNING, slots=3)
+    world.cluster.submit(2)
+    world.tick()
+    (said,) = world.said("round")
+    assert "left alone hold every slot" in said["text"] and said["jobs"] == 1
+
+
 def test_a_node_that_goes_down_takes_no_job_out_of_the_plan(world) -> None:
     world = world(FakeCluster(slots=2, rate=0.005))
     for number in (1, 2):

@@ -51,7 +51,7 @@ def run_one_round(scheduler: Scheduler, poll_s: float, grace_s: float, stop: thr
         before_s = begun_s
         first = first and not tick.round
         done = tick.settled or all(outcome != "applied" for _, _, outcome in tick.done)
-        settled = settled + 1 if done else 0
+        settled = settled + 1 if done and not first else 0
         if settled < _SETTLED_TICKS:
             stop.wait(poll_s)
 

@@ -118,6 +118,7 @@ class RoundPlanner:
             return changes
         plan = _Plan(state.policy)
         left: dict[str, int] = {}
+        planned = False
         groups = list(self._groups(state, jobs)) or [(min(snapshot.pools), 0.0, [])]
         for pool, rank, members in groups:
             gpus = left.setdefault(pool, capacity(snapshot, pool, [job for job in jobs if job.pool == pool]))
@@ -131,6 +132,10 @@ class RoundPlanner:
             view = cluster_view(members, state, grid, now_s, timing.restart_s, gpus, timing.quantum_s)
             seen = {**_seen(snapshot, view, grid.basis), **where}
             left[pool] -= self._plan_group(plan, pool, members, view, seen)
+            planned = True
+        if not planned:
+            said = "jobs that are left alone hold every slot that is up: the others wait in their order"
+            self._log("round", {"text": said, "jobs": len(jobs)})
         by_id = {job.id: job for job in jobs}
         ranked = dict(self._across_pools(state, by_id, ((job, n) for job, n in plan.target.items() if n)))
         moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
