@@ -2,10 +2,13 @@
 
 import pytest
 
+from joulery.adapters.carbon.stated import Stated
+from joulery.adapters.meters.fake import Script
 from joulery.app.callbacks.training_meter import TrainingMeter, launched, measures_here
 from joulery.app.windows import MachineMeter
 from joulery.domain.errors import CapabilityError
 from joulery.runtime.measuring.terms import MeasureWarning
+from tests.runtime.measuring.hand import Hand
 
 pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
 RAY = {"NODE_RANK": "0", "RANK": "1", "WORLD_SIZE": "2"}
@@ -16,14 +19,17 @@ OPTIONS = {"meters": ["fake:50"], "carbon": "360 g/kWh"}
 
 
 def test_steps_and_epochs_of_a_run():
-    meter = TrainingMeter(OPTIONS)
+    hand = Hand(Script(((0.0, 50.0),)), source=Stated(360.0))
+    meter = TrainingMeter(OPTIONS, lambda **options: hand.meter)
     meter.begin()
     meter.epoch_begins()
     for _ in range(4):
+        hand.run(2.0, own_s=8.0)
         meter.step()
     figures, epoch = meter.metrics(), meter.epoch_ends()
-    assert 4 * figures["joulery/step_energy_j"] <= figures["joulery/run_energy_j"] * (1 + 1e-9)
-    assert 0 < figures["joulery/power_w"] <= 50.0 * 1.001
+    assert figures["joulery/step_energy_j"] == pytest.approx(100.0)
+    assert figures["joulery/run_energy_j"] == pytest.approx(400.0)
+    assert figures["joulery/power_w"] == pytest.approx(50.0)
     assert epoch["joulery/epoch_carbon_g"] == pytest.approx(epoch["joulery/epoch_energy_j"] * 1e-4)
     assert "joulery/step_energy_j" not in meter.metrics()
     meter.end()

@@ -11,56 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import joulery
-from joulery.adapters.meters.fake import FakeMeter, Script
+from joulery.adapters.meters.fake import Script
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.terms import MeasureWarning
-from joulery.runtime.measuring.windows import WindowMeter, WindowReaders
+from tests.runtime.measuring.hand import Hand
 
 pytestmark = pytest.mark.filterwarnings("ignore::joulery.MeasureWarning")
-NS = 1_000_000_000
-
-
-class Hand:
-    """A clock, processors and a program that do what the test says; the meter's own thread is stopped."""
-
-    sockets, cpus = (0,), (4,)
-
-    def __init__(self, *scripts, source=None, **more):
-        self.now_s = self.busy_s = self.own_s = 0.0
-        made = scripts or (Script(((0.0, 100.0),), idle_w=40.0),)
-        fake = FakeMeter(made, lambda: self.now_s)
-        readers = WindowReaders((fake,), Stated(self, "busy_s"), Stated(self, "own_s"), lambda: round(self.now_s * NS))
-        self.meter = WindowMeter(readers, source, **more)
-        self.meter._stop.set()
-        self.meter._thread.join()
-        self.meter._stop.clear()
-
-    def run(self, seconds, own_s=0.0, others_s=0.0):
-        self.now_s += seconds
-        self.own_s += own_s
-        self.busy_s += own_s + others_s
-
-
-class Stated:
-    sockets, cpus = (0,), (4,)
-
-    def __init__(self, hand, name):
-        self._hand, self._name = hand, name
-
-    def read(self):
-        return (getattr(self._hand, self._name),)
-
-    def discover(self):
-        pass
-
-    def pids(self):
-        return frozenset()
-
-    def close(self):
-        pass
 
 
 def test_a_window_is_charged_its_share_and_the_idle_energy():
@@ -96,6 +55,15 @@ def test_parts_add_up_to_the_whole(steps):
     assert whole.energy_j == pytest.approx(
         math.fsum([*(p.energy_j for p in whole.parts), whole.idle_j, whole.unattributed_j]), rel=1e-9
     )
+
+
+def test_the_time_that_reading_the_processors_takes_moves_no_joules():
+    hand = Hand()
+    hand.meter.begin_window("short")
+    hand.run(1.0)
+    hand.reading_s = 0.5
+    short = hand.meter.end_window("short")
+    assert (short.duration_s, short.energy_j) == (pytest.approx(1.0), pytest.approx(100.0))
 
 
 def test_windows_may_overlap_and_be_read_while_open():

@@ -308,13 +308,15 @@ class WindowMeter:
             self._keep()
 
     def _add(self, elapsed_s: float) -> None:
+        # Meters first: it takes milliseconds to read the processors' time of every process, and joules have the stamp.
+        read = [meter.read() for meter in self._readers.meters]
         busy_s, own_s = self._readers.busy.read(), self._readers.tree.read()
         all_s, app_s = np.subtract(busy_s, self._busy_s), np.subtract(own_s, self._own_s)
         self._busy_s, self._own_s = busy_s, own_s
         holders, pids = self._holders(), self._readers.tree.pids() | {self._pid}
         slot = 0
-        for meter in self._readers.meters:
-            for value in meter.read():
+        for meter, values in zip(self._readers.meters, read, strict=True):
+            for value in values:
                 energy_j, covered_s = self._delta(slot, value)
                 if not math.isnan(energy_j):
                     parts = self._parts(self._channels[slot], energy_j, elapsed_s, (app_s, all_s), (holders, pids))
