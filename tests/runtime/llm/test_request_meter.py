@@ -200,6 +200,28 @@ def test_a_board_is_read_a_few_times_a_second_and_not_with_every_request() -> No
     assert machine.reads - before <= (machine.now_s - begun_s) / 0.1 + 1
 
 
+def test_the_first_short_answers_of_a_burst_are_charged_as_the_engine_works_and_not_as_it_waited() -> None:
+    machine = board()
+    meter = meter_of(machine)
+    meter.join("llm", lambda: math.nan, ["gpu:0"])
+    meter.began("llm", -1)
+    for _ in range(5):
+        machine.spend(0.2, 200.0)
+        meter.moved("llm", -1, written=800)
+        meter.settle()
+    meter.ended("llm", -1)
+    for _ in range(20):
+        machine.spend(0.2, 50.0)
+        meter.settle()
+    charged_j = []
+    for number in range(40):
+        meter.began("llm", number)
+        machine.spend(0.002, 200.0)
+        meter.moved("llm", number, written=8)
+        charged_j.append(meter.ended("llm", number).energy_j)
+    assert sum(charged_j) == pytest.approx(40 * 0.002 * 200.0, rel=0.05)
+
+
 def test_a_first_request_is_charged_what_the_board_took_since_it_began() -> None:
     """Nothing says yet what a token takes: the board is read at once, also for what is answered whole."""
     machine = board(update_s=0.1)

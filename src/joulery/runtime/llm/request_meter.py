@@ -24,20 +24,29 @@ _CPUS = "cpus"
 _SLOW_S = 0.05
 """A board whose counter is renewed less often than this is read no oftener than every :data:`_UPDATES` renewals."""
 _UPDATES = 2
+_LATEST_READINGS = 3
+"""Readings from which a device's power of late is taken."""
 
 
 @dataclass(slots=True)
 class _Metered:
-    """An engine and what it is charged for: its devices, or its share of the CPUs where it has none."""
+    """An engine and what it is charged for: its devices, or its share of the CPUs where it has none.
+
+    Attributes:
+        cpu_s, last_cpu_s: CPU seconds that it has used, now and at the last reading.
+        devices: Its devices.
+        unmatched_s: CPU seconds that no tick of the machine's own count covers yet.
+        readings: Joules and seconds between the latest readings of its devices while it had requests.
+    """
 
     cpu_s: Callable[[], float]
     devices: tuple[str, ...]
     last_cpu_s: float
     unmatched_s: float = 0.0
-    readings: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=3))
+    readings: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATEST_READINGS))
 
     def unread_j(self, seconds: float) -> float:
-        """What its devices take in so many seconds, by the latest readings; inf without any."""
+        """What its devices take in so many seconds while it has requests, by the latest readings; inf without any."""
         read_s = math.fsum(each_s for _, each_s in self.readings)
         return seconds * math.fsum(energy_j for energy_j, _ in self.readings) / read_s if read_s > 0 else math.inf
 
@@ -237,7 +246,7 @@ class RequestMeter:
             elif engine.devices:
                 shares[name] = sum(reading.above_idle_j.get(device, math.nan) for device in engine.devices)
                 seconds = max((reading.seconds.get(device, 0.0) for device in engine.devices), default=0.0)
-                if seconds > 0 and not math.isnan(shares[name]):
+                if self._book.busy(name) and seconds > 0 and not math.isnan(shares[name]):
                     engine.readings.append((shares[name], seconds))
             else:
                 shares[name] = covered * engine.unmatched_s * j_per_s

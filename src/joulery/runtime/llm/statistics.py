@@ -30,8 +30,9 @@ _STEP_WINDOW_S = 0.25
 """Least time over which a step is observed, s."""
 _REPORT_LASTS_S, _REPORT_HALF_LIFE_S = 5.0, 10.0
 _LAG_RATIO = 0.05
+"""Tokens that have not arrived yet: a smaller difference from the engine's own count is no other client."""
 _REPORTS_KEPT = 3
-"""Tokens still on their way to joulery: a smaller difference from the engine's own count is no other client."""
+"""Reports over which a surplus must last."""
 _MOST_TOKENS_A_STEP = 16
 """Speculative decoding generates a few tokens a step; a message of more holds several steps."""
 
@@ -171,20 +172,17 @@ class EngineReports:
     def _count(self, report: _Report, *, alone: bool, kept: float) -> None:
         """Count the tokens of both sides up to a report, or up to the oldest kept."""
         self._kept.append(report)
+        own, others = self._counted_own, self._counted_others
         if alone:
             self._kept.clear()
-        elif len(self._kept) < _REPORTS_KEPT:
-            report = report._replace(own=self._counted_own, others=False)
-        else:
-            least = min(each.made - each.own for each in self._kept)
+            own, others = report.own, max(others, report.made - report.own)
+        elif len(self._kept) == _REPORTS_KEPT:
             own = self._kept[0].own
-            report = _Report(own + least, own, any(each.others for each in self._kept))
-        others = self._counted_others
-        if alone or report.others:
-            others = max(others, report.made - report.own)
-        self._own_tokens = kept * self._own_tokens + report.own - self._counted_own
+            if any(each.others for each in self._kept):
+                others = max(others, min(each.made - each.own for each in self._kept))
+        self._own_tokens = kept * self._own_tokens + own - self._counted_own
         self._other_tokens = kept * self._other_tokens + others - self._counted_others
-        self._counted_own, self._counted_others = report.own, others
+        self._counted_own, self._counted_others = own, others
 
 
 class StepObserver:
