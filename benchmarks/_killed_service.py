@@ -258,7 +258,7 @@ class Service:
         below: What runs its replicas.
     """
 
-    def __init__(self, folder: Path, below: Below) -> None:
+    def __init__(self, folder: Path, below: Below = Below()) -> None:
         self.folder, self.below, self.state, self.runs = folder, below, folder / "state", 0
         self.controller: asyncio.subprocess.Process | None = None
         self.port = 0
@@ -323,14 +323,14 @@ class Service:
 
         def found() -> bool:
             with suppress(OSError, ValueError, psutil.Error):  # an engine server that comes up
-                victims[:] = self._processes(what)
+                victims[:] = self.processes(what)
             return bool(victims)
 
         await eventually(found, f"a {what} to kill", self.below.patience_s)
         with suppress(psutil.NoSuchProcess):
             victims[self.runs % len(victims)].kill()
 
-    def _processes(self, what: str) -> list[psutil.Process]:
+    def processes(self, what: str) -> list[psutil.Process]:
         """The processes of a kind."""
         engine = psutil.Process(int((self.state / "engine.pid").read_text()))
         if what == "engine server":

@@ -99,10 +99,6 @@ def test_a_feed_that_is_absent_comes_grows_and_breaks_stops_nothing(tmp_path, si
     assert summary["carbon_unknown_s"] == pytest.approx(0.0, abs=0.01) and summary["carbon_held_s"] > 0
     assert summary["failed"] == summary["refused"] and re.search(r"^  carbon +.*held for", said, re.MULTILINE)
     run = open_run(tmp_path / "run")
-    reasons = [entry["decision"]["reason"] for entry in run.log("decision")]
-    # On a busy machine the SLO rule may have the layout from before until after.
-    if not any(reason.startswith("SLO threatened") for reason in reasons):
-        assert any("intensity known again, 110" in reason for reason in reasons), reasons
     grams = run.series("timeline")["g_per_kwh"].tolist()
     assert grams[0] != grams[0], "unknown at first, never zero"
     assert 400.0 in grams and 110.0 in grams

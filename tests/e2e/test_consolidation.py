@@ -21,13 +21,10 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
 PARKS = {
-    "lambda: 10 %": "lambda: 10 %, consolidate: true",
+    "lambda: 10 %": "lambda: 10 %, consolidate: true, consolidate_after: 3 s",
     "rate: 30 /s": "rate: 4 /s",
     "500 ms": "5 s",  # while the SLO is threatened every core stays awake: not on a busy machine's account
 }
-
-IMPATIENT = "tests.e2e.impatient"
-"""How long demand is low before a slice is left empty is waited for once, by the first test."""
 
 
 def test_a_service_that_is_asked_little_leaves_a_core_empty(tmp_path, site):  # noqa: F811
@@ -48,7 +45,7 @@ def test_a_service_that_is_asked_little_leaves_a_core_empty(tmp_path, site):  # 
 
 
 def test_kill_9_while_a_core_is_empty_leaves_nothing(tmp_path, site):  # noqa: F811
-    with Up(site(PARKS, duration="300 s", replay="9000 s"), tmp_path, program=IMPATIENT) as up:
+    with Up(site(PARKS, duration="300 s", replay="9000 s"), tmp_path) as up:
         up.until("stays awake, 1 of 2 slices empty")
         up.process.kill()
         up.process.wait()
@@ -75,7 +72,7 @@ def test_a_gpu_that_is_left_empty_has_its_idle_clock_until_it_wakes(tmp_path, mo
             replace(one, slice=Slice.parse("mps:1")) for one in known.entries if one.slice == cpu_slices((1,))[0]
         ]
         write_profile(tmp_path / "profile.json", replace(known, entries=tuple(entries)))
-        with Up(path, tmp_path, program=IMPATIENT) as up:
+        with Up(path, tmp_path) as up:
             up.until("stays awake, 1 of 2 slices empty")
             run = open_run(tmp_path / "run")
             wait_until(lambda: nvml.boards[1]["locked"] == [210, 210], "the idle clock of the empty GPU")

@@ -39,13 +39,12 @@ class Up:
         *arguments: str,
         limit_bytes: int = -1,
         verb: str = "up",
-        program: str = "joulery",
     ) -> None:
         self.marker = uuid.uuid4().hex
         self.folder = folder
         environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", program, verb, str(site), "--out", str(folder / "run"), *arguments],
+            [sys.executable, "-m", "joulery", verb, str(site), "--out", str(folder / "run"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,

@@ -227,6 +227,14 @@ class CloverPolicy(Section):
     """What a search by trials may spend."""
     consolidate: bool = False
     """Leave CPU cores, or whole GPUs of several, empty and end their replicas while demand is low; in mode act."""
+    consolidate_after_s: Seconds = Field(alias="consolidate_after", default=30.0)
+    """For how long demand must have been low, and the SLO not threatened, before they are left empty."""
+
+    @model_validator(mode="after")
+    def _consolidates(self) -> CloverPolicy:
+        if "consolidate_after_s" in self.model_fields_set and not self.consolidate:
+            raise problem("nothing is left empty here", hint="set consolidate: true", at=("consolidate_after",))
+        return self
 
     @model_validator(mode="after")
     def _lambda_or_threshold(self) -> CloverPolicy:

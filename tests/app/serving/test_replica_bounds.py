@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulery.app.serving.service import choose, service_setup
+from joulery.app.serving.service import choose, consolidation, service_setup
 from joulery.config import load
 from joulery.domain.errors import ConfigError, InfeasibleError
 from tests.app.serving.test_service import profile, two_cores  # noqa: F401 - a fixture
@@ -58,3 +58,16 @@ def test_replicas_are_not_parked_below_the_bound(tmp_path):
     parking = {"lambda: 10 %": "lambda: 10 %, consolidate: true"}
     with pytest.raises(ConfigError, match="minimum_replicas keeps them"):
         load(with_bounds(tmp_path, "minimum_replicas: 2", **parking))
+
+
+@pytest.mark.parametrize(("key", "after_s"), [("", 30.0), (", consolidate_after: 90 s", 90.0)])
+def test_demand_is_low_for_as_long_as_the_site_says_before_replicas_are_parked(tmp_path, key, after_s):
+    site = load(toy_site(tmp_path, changed={"lambda: 10 %": f"lambda: 10 %, consolidate: true{key}"}))
+    config = site.services[0]
+    rule = consolidation(site, config, service_setup(site, config, tmp_path))
+    assert rule is not None and rule.patience_s == after_s
+
+
+def test_a_wait_for_a_rule_that_is_off_is_one_error(tmp_path):
+    with pytest.raises(ConfigError, match="consolidate: true"):
+        load(toy_site(tmp_path, changed={"lambda: 10 %": "lambda: 10 %, consolidate_after: 90 s"}))

@@ -342,8 +342,12 @@ def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...
 
 def consolidates(site: Site, config: ServiceConfig) -> bool:
     """Whether slices of a service may be left empty."""
+    return _consolidating(site, config) is not None
+
+
+def _consolidating(site: Site, config: ServiceConfig) -> CloverPolicy | None:
     rule = config.policy
-    return isinstance(rule, CloverPolicy) and rule.consolidate and site.mode is Mode.ACT
+    return rule if isinstance(rule, CloverPolicy) and rule.consolidate and site.mode is Mode.ACT else None
 
 
 def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:
@@ -352,7 +356,8 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
     Raises:
         ConfigError: The service has one GPU, or GPUs that other services may run on too.
     """
-    if not consolidates(site, config):
+    rule = _consolidating(site, config)
+    if rule is None:
         return None
     if setup.gpus and (len(setup.gpus) == 1 or site.plan.colocate):
         raise ConfigError(
@@ -362,7 +367,7 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
             got="true",
             expected="a service with at least two GPUs of its own, or false",
         )
-    return Consolidation(gpus=setup.slice_assignment if setup.gpus else {})
+    return Consolidation(patience_s=rule.consolidate_after_s, gpus=setup.slice_assignment if setup.gpus else {})
 
 
 def switchback(

@@ -1,0 +1,115 @@
+"""Memory of every process of a served session against the number of its requests: ``soak --live``.
+
+``joulery up`` with three gateways and a policy that changes the layout every second or two answers a million requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import Result
+from benchmarks._killed_service import ROOT, Service
+
+REQUESTS = int(os.environ.get("JOULERY_SOAK_REQUESTS", "1_000_000"))
+WARM_RATIO = 0.2
+"""Part of the requests before the first reading: windows of recent requests are full then."""
+CONNECTIONS = 16
+ROUND_S = 15
+FLAT_BYTES = 4.0
+"""A request may leave this much behind in the memory of all processes together."""
+
+
+def run() -> Result:
+    """Play it."""
+    with tempfile.TemporaryDirectory(prefix="jb-") as name:
+        return asyncio.run(_play(Path(name)))
+
+
+async def _play(folder: Path) -> Result:
+    service, began_s = Service(folder), time.monotonic()
+    sent = answered = 0
+    readings: list[tuple[int, Counter[str]]] = []
+    try:
+        await service.start()
+        while sent < REQUESTS:
+            summary = await _load(service.port, folder)
+            sent, answered = sent + summary["sent"], answered + summary["ok"]
+            if sent >= WARM_RATIO * REQUESTS:
+                readings.append((sent, memory(service)))
+        took_s = time.monotonic() - began_s
+        await service.stop()
+        recorded, switches = service.recorded(), service.switches()
+    finally:
+        service.clear()
+    (first, low), (last, high) = readings[0], readings[-1]
+    growth = (high.total() - low.total()) / (last - first)
+    rows = [
+        ("requests", f"{sent:,} in {took_s:.0f} s, {answered:,} answered"),
+        ("changes of the layout meanwhile", f"{switches}"),
+        *((f"memory: {what}", f"{low[what] / 2**20:.1f} to {high[what] / 2**20:.1f} MiB") for what in sorted(high)),
+        ("between which requests", f"{first:,} and {last:,}"),
+        ("left behind a request, all together", f"{growth:.2f} bytes"),
+    ]
+    return Result(
+        "Soak: a million requests through real processes",
+        ("what", "measured"),
+        rows,
+        notes=(
+            f"`joulery up` with three gateways on one port, two cores, and a search by trials that changes the layout "
+            f"every second or two; joulery's own generator, closed loop, {CONNECTIONS} connections, {ROUND_S} s at a "
+            "time. Memory is RssAnon of all processes of a kind, between two of those loads. Recorded are the rows in "
+            "the run folder.",
+        ),
+        checks=(
+            (f"{REQUESTS:,} requests in one session: {sent:,}", sent >= REQUESTS),
+            (f"each of them is in the records: {recorded.total():,} of {sent:,}", recorded.total() == sent),
+            (
+                f"flat memory: at most {FLAT_BYTES:g} bytes a request, all processes together: {growth:.2f}",
+                growth <= FLAT_BYTES,
+            ),
+        ),
+    )
+
+
+async def _load(port: int, folder: Path) -> dict[str, int]:
+    """One load; what the generator counted."""
+    inputs = folder / "inputs.npz"
+    np.savez(inputs, x=np.array([[1.0]], np.float32))
+    line = [sys.executable, "-m", "joulery.runtime.load", "--url", f"http://127.0.0.1:{port}", "--service", "trivial"]
+    line += ["--closed", "--no-binary", "--connections", str(CONNECTIONS), "--duration-s", str(ROUND_S)]
+    line += ["--inputs", str(inputs), "--out", str(folder / "outcomes.parquet")]
+    process = await asyncio.create_subprocess_exec(*line, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the load generator ended with {process.returncode}")
+    return dict(json.loads(said))
+
+
+def memory(service: Service) -> Counter[str]:
+    """RssAnon by kind of process, bytes."""
+    assert service.controller is not None
+    found: Counter[str] = Counter(controller=_anonymous_bytes(service.controller.pid))
+    for what, processes in (
+        ("gateways", service.processes("gateway")),
+        ("engine server", service.processes("engine server")),
+        ("replicas", service.processes("replica")),
+    ):
+        found[what] = sum(_anonymous_bytes(process.pid) for process in processes)
+    return found
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # a replica of the layout before
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon:")), 0)
