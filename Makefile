@@ -9,7 +9,7 @@ INSTALL := $(PIP) install --no-compile
 # A service is several processes, and the tests start hundreds: each would compile joulery anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-ray test-vllm test-slurm test-lowest lint bench docs dist audit lock stubs clean help
+.PHONY: run test test-ray test-triton test-vllm test-slurm test-lowest lint bench docs dist audit lock stubs clean help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -48,6 +48,16 @@ $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt
 
 test-ray: $(VENV)-ray/.done ## the engine on Ray Serve, beside a Ray cluster, in an environment of its own
 	$(VENV)-ray/bin/python -m pytest -m ray tests/contract
+
+# Triton's Python backend takes arrays of numpy 1 alone: with numpy 2 its answers are empty.
+$(VENV)-triton/.done: $(VENV)/bin/python
+	@echo "setting up $(VENV)-triton: Triton for CPUs"
+	$(PYTHON) -m venv $(VENV)-triton
+	$(VENV)-triton/bin/pip --disable-pip-version-check --quiet install --no-deps nvidia-pytriton==0.7.0 numpy==1.26.4
+	@touch $@
+
+test-triton: $(VENV)-triton/.done $(VENV)/.dev ## the real Triton on this machine's CPU
+	$(BIN)/pytest --no-cov tests/contract/test_triton_server.py
 
 # vLLM's own pins; what it does not need to serve text on a CPU is left out, for its torchvision is built for GPUs.
 $(VENV)-vllm/.done: $(VENV)/.dev
@@ -122,4 +132,4 @@ stubs: ## the messages of the gRPC API again, from their .proto; for a new proto
 	cd src && ../$(VENV)-stubs/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. joulery/gateway/grpc_api/inference.proto
 
 clean: ## remove environments, caches, the site and runs
-	rm -rf $(VENV) $(VENV)-ray $(VENV)-dist $(VENV)-stubs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs
+	rm -rf $(VENV) $(VENV)-ray $(VENV)-triton $(VENV)-dist $(VENV)-stubs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis site runs

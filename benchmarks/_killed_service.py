@@ -1,9 +1,10 @@
 """A service under load whose processes are killed while its layout changes: each request is followed to its end.
 
 ``joulery up`` with several gateways serves models of almost no work; a policy that tries layouts on the running service
-switches every second or two. Clients send requests without a pause and read each answer. Every few seconds one process
-is killed with SIGKILL: a replica, a gateway, the engine server, the controller, which is then started again, or the
-head of a Ray cluster. In the end what the clients counted is compared with what the service recorded.
+switches every second or two, later with the grid, as long as clients leave room. Clients send requests and read each
+answer. Every few seconds one process is killed with SIGKILL: a replica, a gateway, the engine server, the controller,
+which is then started again, or the head of a Ray cluster. In the end what the clients counted is compared with what the
+service recorded.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ FAMILY
     profile: profile.json
     warm_memory: 0 MiB
     audit: {share: 0 %}
-    policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh, search: clover,
+    policy: {kind: clover, lambda: 5 %, base_intensity: 200 g/kWh, search: clover,
              trials: {count: 8, clock: 60 s, longest: 1 s, min_requests: 20, warm_up: 0.1 s}}
 serving: {listen: "127.0.0.1:0", drain: 5 s, deadline: 60 s, gateways: {count: 3, state: state, outlive: 5 min}ENGINE}
 """

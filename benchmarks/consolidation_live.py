@@ -21,7 +21,7 @@ joulery: 1
 name: consolidation
 mode: act
 carbon: {kind: constant, intensity: 100 g/kWh}
-fleet: {cpu: {cores: 2}}
+fleet: {cpu: {slices: [1, 1]}}
 services:
   - name: sums
     family:

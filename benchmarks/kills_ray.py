@@ -17,11 +17,16 @@ from benchmarks.kills import CONNECTIONS, FOLLOWED, REQUESTS, SWITCHES, result
 
 KILLED = 12
 """Each kind once at least, Ray's workers six times."""
+PAUSE_S = 0.04
+"""Between two requests of a connection: without room the SLO rule keeps the leanest layout, and nothing switches."""
+ANSWERS = 2000
+"""Between two kills: some seconds in which layouts are tried."""
 TITLE = "Kills on Ray Serve: each request answered once, and counted once"
 NOTE = (
     "`joulery up` with three gateways on one port and Ray Serve on a cluster that it starts, two replicas, and a "
     "search by trials that changes the mix. A Ray worker is a replica's process; the head is the cluster's control "
-    f"process (GCS), without which joulery starts another cluster. {FOLLOWED}"
+    "process (GCS), without which joulery starts another cluster. A connection pauses between two requests for "
+    f"{1e3 * PAUSE_S:g} ms. {FOLLOWED}"
 )
 
 
@@ -39,6 +44,8 @@ def run() -> Result:
             switches=SWITCHES,
             kills=KILLED,
             connections=CONNECTIONS,
+            pause_s=PAUSE_S,
+            answers_between=ANSWERS,
             below=Below.ray(str(ray_python()), os.environ | environ),
         )
         return result(loop.run(asked), TITLE, NOTE)

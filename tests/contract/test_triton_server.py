@@ -1,33 +1,22 @@
-"""The real Triton server, on the CPU: it takes the configuration written for it and answers joulery's client.
-
-The server comes with ``pip install nvidia-pytriton``. It is found in this Python, or in the folder that
-``JOULERY_TRITON`` names (``…/site-packages/pytriton/tritonserver``).
-"""
+"""The real Triton server, on the CPU: it takes the configuration written for it and answers joulery's client."""
 
 import asyncio
-import importlib.util
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from joulery.adapters.engines.remote.open_inference import OpenInferenceEngine
-from joulery.adapters.engines.remote.triton import TritonModel, TritonProcess, config_text
+from joulery.adapters.engines.remote.triton import TritonModel
 from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import InferRequest, ModelRef, Outcome, ReplicaSpec, RequestError
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.domain.serving.tensors import TensorSpec
-from tests.waiting import PATIENCE_S, wait_until
+from tests.triton_server import triton_server
+from tests.waiting import PATIENCE_S
 
 MODEL = """
 import json
@@ -61,81 +50,11 @@ TOY = TritonModel(
 )
 
 
-def home() -> Path:
-    """The server's folder."""
-    named = os.environ.get("JOULERY_TRITON")
-    if named:
-        return Path(named)
-    found = importlib.util.find_spec("pytriton")
-    if found is None or found.origin is None:
-        pytest.skip("no Triton here: pip install nvidia-pytriton, or name its folder in JOULERY_TRITON")
-    return Path(found.origin).parent / "tritonserver"
-
-
-def stub(triton: Path) -> Path:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return triton / "python_backend_stubs" / version / "triton_python_backend_stub"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that holds the model and has not loaded it; its address."""
-    triton, folder = home(), tmp_path_factory.mktemp("triton")
-    if not (triton / "bin" / "tritonserver").exists() or not stub(triton).exists():
-        pytest.skip(f"no Triton for Python {sys.version_info.major}.{sys.version_info.minor} in {triton}")
-    backend = folder / "backends" / "python"
-    backend.mkdir(parents=True)
-    for file in (*(triton / "backends" / "python").iterdir(), stub(triton)):
-        (backend / file.name).symlink_to(file)
-    (folder / "models" / "toy" / "1").mkdir(parents=True)
-    (folder / "models" / "toy" / "config.pbtxt").write_text(config_text(TOY))
-    (folder / "models" / "toy" / "1" / "model.py").write_text(MODEL)
-    process = TritonProcess(str(folder / "models"), (), None, 1.0, free_ports())
-    line = [*process.arguments(str(triton / "bin" / "tritonserver")), f"--backend-directory={folder / 'backends'}"]
-    library = sysconfig.get_config_var("LIBDIR")
-    environment = {
-        **os.environ,
-        "PATH": f"{triton.parents[3] / '..' / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(triton.parents[1]),
-        "LD_LIBRARY_PATH": f"{library}:{os.environ.get('LD_LIBRARY_PATH', '')}",
-    }
-    with (folder / "log").open("wb") as log:
-        running = subprocess.Popen(line, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        wait_ready(f"http://127.0.0.1:{process.port}", running, folder / "log")
-        yield f"http://127.0.0.1:{process.port}"
-    finally:
-        running.send_signal(signal.SIGTERM)
-        try:
-            running.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-
-
-def free_ports() -> int:
-    """The first of three ports in a row that are free."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-        try:
-            for number in (port, port + 1, port + 2):
-                socket.create_server(("127.0.0.1", number)).close()
-        except OSError:
-            continue
-        return port
-
-
-def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
-    def ready() -> bool:
-        assert running.poll() is None, log.read_text(errors="replace")[-3000:]
-        try:
-            with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=PATIENCE_S):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
-
-    wait_until(ready, "a Triton that is ready")
+    with triton_server(tmp_path_factory.mktemp("triton"), {TOY: MODEL}) as url:
+        yield url
 
 
 def got(url: str) -> bytes:

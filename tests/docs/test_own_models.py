@@ -6,21 +6,25 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from joulery.adapters.engines.remote.triton import TritonModel
 from joulery.config import load
+from joulery.domain.serving.tensors import TensorSpec
 from tests.docs.pages import ROOT
+from tests.triton_server import triton_server
 
 PAGE = ROOT / "docs" / "how-to" / "your-own-model.md"
 FILE = re.compile(r"^```py\n# (\S+\.py).*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SITE = re.compile(r"^```yaml\n(joulery: 1\n.*?)^```", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+Servers = Callable[[str, Path], AbstractContextManager[str]]
 SHOWN = "http://127.0.0.1:8080"
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -121,11 +125,14 @@ onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], 
 INDENTED = re.compile(r"^```yaml\n(    concurrency: .*?)^```", re.MULTILINE | re.DOTALL)
 
 
+ADDRESS = re.compile(r"http://(gpu\d):8000/(\w+)")
+
+
 @contextmanager
-def upstreams(text: str, folder: Path) -> Iterator[str]:
+def stand_ins(text: str, folder: Path) -> Iterator[str]:
     """Starts a server for each address in a site file; the file with their addresses."""
     with ExitStack() as stack:
-        for host, model in re.findall(r"http://(gpu\d):8000/(\w+)", text):
+        for host, model in ADDRESS.findall(text):
             line = [sys.executable, "-m", "tests.fakes.open_inference_server", "0", model, "0.005", f"{folder}/{model}"]
             process = stack.enter_context(subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE))
             stack.callback(process.kill)
@@ -136,8 +143,29 @@ def upstreams(text: str, folder: Path) -> Iterator[str]:
         yield text
 
 
+TRITON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * each)]) for each in x]
+"""
+
+
+@contextmanager
+def on_triton(text: str, folder: Path) -> Iterator[str]:
+    """Starts a real Triton that has the models of a site file; the file with its address."""
+    x, y = (TensorSpec(name, "FP32", (-1, 2)) for name in "xy")
+    models = [TritonModel(name, 4, 0.0, 0.1, "python", None, (x,), (y,)) for _, name in ADDRESS.findall(text)]
+    with triton_server(folder / "triton", dict.fromkeys(models, TRITON_MODEL)) as url:
+        yield ADDRESS.sub(rf"{url}/\2", text)
+
+
+@pytest.mark.parametrize("servers", [stand_ins, on_triton])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_the_site_with_models_on_other_servers_runs(mixed: bool, tmp_path: Path) -> None:
+def test_the_site_with_models_on_other_servers_runs(mixed: bool, servers: Servers, tmp_path: Path) -> None:
     """As it is shown, and with the lines of the section that has one variant here."""
     (section,) = [one for one in sections() if one.startswith("A model on another server")]
     (text,) = SITE.findall(section)
@@ -149,7 +177,7 @@ def test_the_site_with_models_on_other_servers_runs(mixed: bool, tmp_path: Path)
             + lines
         )
         subprocess.run([sys.executable, "-c", DOUBLED], cwd=tmp_path, check=True)
-    with upstreams(text, tmp_path) as played:
+    with servers(text, tmp_path) as played:
         (tmp_path / "photos.yaml").write_text(played)
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}
         with server(["serve", "photos.yaml"], tmp_path) as url:

@@ -233,7 +233,7 @@ class CloverPolicy(Section):
     @model_validator(mode="after")
     def _consolidates(self) -> CloverPolicy:
         if "consolidate_after_s" in self.model_fields_set and not self.consolidate:
-            raise problem("nothing is left empty here", hint="set consolidate: true", at=("consolidate_after",))
+            raise problem("is of consolidate, which is off", hint="set consolidate: true", at=("consolidate_after",))
         return self
 
     @model_validator(mode="after")
