@@ -1,6 +1,6 @@
 """Memory of every process of a served session against the number of its requests: ``soak --live``.
 
-``joulery up`` with three gateways and a policy that changes the layout every second or two answers a million requests.
+``joulery up`` with three gateways answers a million requests.
 """
 
 from __future__ import annotations
@@ -52,22 +52,19 @@ async def _play(folder: Path) -> Result:
         service.clear()
     (first, low), (last, high) = readings[0], readings[-1]
     growth = (high.total() - low.total()) / (last - first)
-    rows = [
-        ("requests", f"{sent:,} in {took_s:.0f} s, {answered:,} answered"),
-        ("changes of the layout meanwhile", f"{switches}"),
-        *((f"memory: {what}", f"{low[what] / 2**20:.1f} to {high[what] / 2**20:.1f} MiB") for what in sorted(high)),
-        ("between which requests", f"{first:,} and {last:,}"),
-        ("left behind a request, all together", f"{growth:.2f} bytes"),
-    ]
+    shown = [readings[at * (len(readings) - 1) // 4] for at in range(5)]
+    columns = ("process", *(f"{done:,} requests" for done, _ in shown))
+    rows = [[what, *(f"{found[what] / 2**20:.1f} MiB" for _, found in shown)] for what in sorted(high)]
+    rows.append(["all", *(f"{found.total() / 2**20:.1f} MiB" for _, found in shown)])
     return Result(
         "Soak: a million requests through real processes",
-        ("what", "measured"),
+        columns,
         rows,
         notes=(
-            f"`joulery up` with three gateways on one port, two cores, and a search by trials that changes the layout "
-            f"every second or two; joulery's own generator, closed loop, {CONNECTIONS} connections, {ROUND_S} s at a "
-            "time. Memory is RssAnon of all processes of a kind, between two of those loads. Recorded are the rows in "
-            "the run folder.",
+            "`joulery up` with three gateways on one port and two cores; joulery's own generator, closed loop, "
+            f"{CONNECTIONS} connections, {ROUND_S} s at a time: {sent:,} requests in {took_s:.0f} s, {answered:,} of them "
+            f"answered, {switches} changes of the layout. Memory is RssAnon of all processes of a kind, between two of those loads; "
+            f"{growth:.2f} bytes a request are left behind. Recorded are the rows in the run folder.",
         ),
         checks=(
             (f"{REQUESTS:,} requests in one session: {sent:,}", sent >= REQUESTS),
