@@ -63,8 +63,8 @@ async def _play(folder: Path) -> Result:
         notes=(
             "`joulery up` with three gateways on one port and two cores; joulery's own generator, closed loop, "
             f"{CONNECTIONS} connections, {ROUND_S} s at a time: {sent:,} requests in {took_s:.0f} s, of them "
-            f"{answered:,} answered; {switches} changes of the layout. Memory is RssAnon of all processes of a kind, between two of "
-            "those loads; "
+            f"{answered:,} answered; {switches} changes of the layout. Memory is RssAnon of all processes of a kind, "
+            "between two of those loads; "
             f"{growth:.2f} bytes a request are left behind. Recorded are the rows in the run folder.",
         ),
         checks=(
