@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
 from joulery.perf.interference.fit import fit_active, fit_gpu, fit_model
@@ -71,6 +74,24 @@ def test_exact_data_gives_back_its_coefficients():
     batch, share = (grid.ravel().astype(float) for grid in np.meshgrid([1, 2, 4, 8, 16], [10, 25, 50, 75, 100]))
     active = (0.02 * batch**2 + 30 * batch + 5) / (share + 0.7) + 1.25
     assert fit_active(batch, share, active) == pytest.approx((0.02, 30, 5, 0.7, 1.25), rel=1e-5)
+
+
+NINE = [(float(batch), share) for batch in (1, 16, 32) for share in (10.0, 50.0, 100.0)]
+
+
+@given(st.lists(st.floats(0.05, 500.0), min_size=9, max_size=9), st.sampled_from([1.0, 2.5, 5.0]))
+def test_whatever_a_busy_machine_measures_the_coefficients_make_sense(active, unit_percent):
+    batch, share = np.array(NINE).T
+    k1, k2, k3, k4, k5 = fit_active(batch, share, np.array(active), unit_percent=unit_percent)
+    assert k4 > -unit_percent, "a share of one unit takes a finite time"
+    assert all(k1 * b * b + k2 * b + k3 > 0 for b in range(1, 33)), "a batch is work"
+    assert all(map(math.isfinite, (k1, k2, k3, k4, k5)))
+
+
+def test_the_bounds_change_no_fit_within_them():
+    batch, share = np.array(NINE).T
+    active = (0.02 * batch**2 + 30 * batch + 5) / (share + 0.7) + 1.25
+    assert fit_active(batch, share, active, unit_percent=2.5) == fit_active(batch, share, active)
 
 
 def test_a_board_that_never_throttles_has_no_clock_slope():

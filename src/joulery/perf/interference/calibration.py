@@ -111,7 +111,9 @@ def starting_profile(base: InterferenceProfile, solo: Sequence[SoloLatency]) -> 
     for name in sorted({each.model for each in solo} - base.models.keys()):
         batch, share, latency_ms = np.array([each[1:] for each in solo if each.model == name], np.float64).T
         try:
-            k1, k2, k3, k4, k5 = fit_active(batch, share, latency_ms, 1.0 / latency_ms)
+            k1, k2, k3, k4, k5 = fit_active(
+                batch, share, latency_ms, 1.0 / latency_ms, unit_percent=base.gpu.unit_percent
+            )
         except DataError as error:
             raise DataError(f"{name}: {error.message}", hint="measure more batches and shares alone") from None
         fastest_rps = float(np.max(1000.0 * batch / latency_ms))

@@ -9,7 +9,14 @@ from typing import Any, TypeVar
 
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
-from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile, ModelCoefficients, ModelFit, work
+from joulery.perf.interference.model import (
+    LARGEST_BATCH,
+    GpuCoefficients,
+    InterferenceProfile,
+    ModelCoefficients,
+    ModelFit,
+    work,
+)
 
 SCHEMA = "joulery.interference/1"
 T = TypeVar("T", GpuCoefficients, ModelCoefficients)
@@ -130,5 +137,5 @@ def check_profile(profile: InterferenceProfile, *, file: str | None = None) -> N
             raise DataError(
                 f"{name}: pcie_contention of {model.pcie_contention:g} is impossible, expected >= 1", file=file
             )
-        if not all(work(model, batch) > 0 for batch in range(1, 33)):
-            raise DataError(f"{name}: k1, k2 and k3 give a batch of up to 32 no work to do", file=file)
+        if not all(work(model, batch) > 0 for batch in range(1, LARGEST_BATCH + 1)):
+            raise DataError(f"{name}: k1, k2 and k3 give a batch of up to {LARGEST_BATCH} no work to do", file=file)

@@ -17,6 +17,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 from joulery.perf.interference.model import (
+    LARGEST_BATCH,
     GpuCoefficients,
     ModelCoefficients,
     ModelFit,
@@ -24,6 +25,10 @@ from joulery.perf.interference.model import (
     latency,
     solo,
 )
+
+_FINITE_RATIO = 0.9
+"""``k4`` stays so far from making the smallest share infinitely slow."""
+_LEAST_WORK_RATIO = 1e-6
 
 
 class SoloPoint(NamedTuple):
@@ -179,7 +184,7 @@ def fit_model(gpu: GpuCoefficients, runs: ModelRuns) -> ModelCoefficients:
         raise DataError(f"{len(runs.points)} solo and {len(runs.cache)} cache runs, at least 5 and 2 are needed")
     batch, share, gpu_ms, power_w, clock_mhz = np.array(runs.points, np.float64).T
     active_ms = gpu_ms * np.minimum(clock_mhz / gpu.clock_max_mhz, 1.0) - runs.launch_ms
-    k1, k2, k3, k4, k5 = fit_active(batch, share, active_ms)
+    k1, k2, k3, k4, k5 = fit_active(batch, share, active_ms, unit_percent=gpu.unit_percent)
     full = clock_mhz > gpu.clock_max_mhz - 1
     ability = 1000.0 * batch / (gpu_ms - runs.launch_ms)
     power_slope, power_offset_w = _line(ability[full], power_w[full] - gpu.idle_w)
@@ -206,13 +211,22 @@ def fit_model(gpu: GpuCoefficients, runs: ModelRuns) -> ModelCoefficients:
 
 
 def fit_active(
-    batch: FloatArray, share_percent: FloatArray, active_ms: FloatArray, weight: FloatArray | None = None
+    batch: FloatArray,
+    share_percent: FloatArray,
+    active_ms: FloatArray,
+    weight: FloatArray | None = None,
+    *,
+    unit_percent: float | None = None,
 ) -> tuple[float, float, float, float, float]:
     """k1..k5 of Eq. 11 by weighted least squares.
+
+    Times of a busy machine scatter, and the best fit of all may give a small share an infinite time, or a batch no work.
+    Then the best fit that does not is returned; its error says how far the times are from it.
 
     Args:
         batch, share_percent, active_ms: The runs, float64[n].
         weight: Weight of each residual, float64[n]; 1 each when left out (the paper's way).
+        unit_percent: The smallest share, at which the time must be finite; None for a little less than the smallest run.
 
     Returns:
         k1, k2, k3, k4, k5, in ms and percent.
@@ -223,20 +237,46 @@ def fit_active(
     weights = np.ones(len(batch)) if weight is None else weight
     if len(batch) < 5 or len(np.unique(share_percent)) < 2 or len(np.unique(batch)) < 2:
         raise DataError("Eq. 11 needs at least five solo runs of two or more batches and shares")
-
-    def solved(k4: float) -> tuple[float, FloatArray]:
-        basis = np.column_stack([batch**2, batch, np.ones(len(batch))]) / (share_percent + k4)[:, None]
-        design = np.column_stack([basis, np.ones(len(batch))]) * weights[:, None]
-        found, *_ = np.linalg.lstsq(design, active_ms * weights, rcond=None)
-        residual = design @ found - active_ms * weights
-        return float(residual @ residual), np.asarray(found, np.float64)
-
-    low, high = -0.9 * float(np.min(share_percent)), 10.0 * float(np.max(share_percent))
+    low, high = -_FINITE_RATIO * float(np.min(share_percent)), 10.0 * float(np.max(share_percent))
     grid = low + (high - low) * np.linspace(0.0, 1.0, 241) ** 3
-    best = int(np.argmin([solved(k4)[0] for k4 in grid]))
-    k4 = _golden(lambda x: solved(x)[0], float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)]))
-    k1, k2, k3, k5 = (float(value) for value in solved(k4)[1])
-    return k1, k2, k3, k4, k5
+    if unit_percent is not None and -_FINITE_RATIO * unit_percent > low:
+        low = -_FINITE_RATIO * unit_percent
+        grid = np.concatenate(([low], grid[grid > low]))
+
+    def best(solve: Callable[[FloatArray, FloatArray], FloatArray]) -> tuple[float, float, float, float, float]:
+        def solved(k4: float) -> tuple[float, FloatArray]:
+            basis = np.column_stack([batch**2, batch, np.ones(len(batch))]) / (share_percent + k4)[:, None]
+            design = np.column_stack([basis, np.ones(len(batch))]) * weights[:, None]
+            found = solve(design, active_ms * weights)
+            residual = design @ found - active_ms * weights
+            return float(residual @ residual), found
+
+        at = int(np.argmin([solved(k4)[0] for k4 in grid]))
+        k4 = _golden(lambda x: solved(x)[0], float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)]))
+        k1, k2, k3, k5 = (float(value) for value in solved(k4)[1])
+        return k1, k2, k3, k4, k5
+
+    found = best(_least_squares)
+    return found if _is_work(*found[:3]) else best(_least_squares_above_0)
+
+
+def _is_work(k1: float, k2: float, k3: float) -> bool:
+    """Whether every batch that a service may have takes time."""
+    return all(k1 * batch * batch + k2 * batch + k3 > 0 for batch in range(1, LARGEST_BATCH + 1))
+
+
+def _least_squares(design: FloatArray, wanted: FloatArray) -> FloatArray:
+    found, *_ = np.linalg.lstsq(design, wanted, rcond=None)
+    return np.asarray(found, np.float64)
+
+
+def _least_squares_above_0(design: FloatArray, wanted: FloatArray) -> FloatArray:
+    """The same with no coefficient below 0, and the work of a batch a little above it."""
+    from scipy.optimize import nnls
+
+    found, _ = nnls(design, wanted)
+    least = _LEAST_WORK_RATIO * float(np.max(np.abs(wanted))) / max(float(np.max(design[:, 2])), 1e-300)
+    return np.asarray([*found[:2], max(float(found[2]), least), found[3]], np.float64)
 
 
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:

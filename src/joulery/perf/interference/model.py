@@ -20,6 +20,9 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from joulery.domain.quantile import quantile_of
 
+LARGEST_BATCH = 32
+"""Every batch up to this has to be work: the paper's largest."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuCoefficients:
