@@ -220,13 +220,13 @@ def fit_active(
 ) -> tuple[float, float, float, float, float]:
     """k1..k5 of Eq. 11 by weighted least squares.
 
-    Times of a busy machine scatter, and the best fit of all may give a small share an infinite time, or a batch no work.
+    Times of a busy machine scatter, and the best fit of all may make a small share infinitely slow, or a batch no work.
     Then the best fit that does not is returned; its error says how far the times are from it.
 
     Args:
         batch, share_percent, active_ms: The runs, float64[n].
         weight: Weight of each residual, float64[n]; 1 each when left out (the paper's way).
-        unit_percent: The smallest share, at which the time must be finite; None for a little less than the smallest run.
+        unit_percent: The smallest share, which must not be infinitely slow; None for the smallest that was measured.
 
     Returns:
         k1, k2, k3, k4, k5, in ms and percent.
