@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from joulery.adapters.engines.remote.triton import TritonModel
+from joulery.adapters.models import smollm2
 from joulery.config import load
 from joulery.domain.serving.tensors import TensorSpec
 from tests.docs.pages import ROOT
@@ -193,11 +194,38 @@ def test_the_site_with_models_on_other_servers_runs(mixed: bool, servers: Server
             assert answer.headers["x-joulery-quality"] in ("assumed", "modelled")
 
 
+def test_the_language_models_of_the_page_answer(tmp_path: Path) -> None:
+    """The other server is another joulery, which has the same file."""
+    pytest.importorskip("xllamacpp", reason="joulery[llm] is not installed")
+    if not smollm2.installed():
+        pytest.skip(f"the small language model is not installed: {smollm2.HOW}")
+    (section,) = [one for one in sections() if one.startswith("A language model")]
+    (text,) = SITE.findall(section)
+    (tmp_path / "mine.gguf").symlink_to(smollm2.weights())
+    alone = text[: text.index("  - name: theirs")].replace("name: mine", "name: llama-3.1-8b")
+    (tmp_path / "theirs.yaml").write_text(alone)
+    (serve, _), (curl, _) = steps(section)
+    with server(["serve", "theirs.yaml"], tmp_path) as there:
+        here = text.replace("http://gpu1:8000", there).replace(', device: "gpu:0"', "")
+        (tmp_path / "chat.yaml").write_text(here)
+        with server(shlex.split(serve)[1:], tmp_path) as url:
+            for model in ("mine", "theirs"):
+                line = curl.replace(SHOWN, url).replace('"mine"', f'"{model}"')
+                done = subprocess.run(shlex.split(line), capture_output=True, check=True)
+                answer = json.loads(done.stdout)
+                assert answer["choices"][0]["message"]["content"], answer
+                assert 0 < answer["usage"]["completion_tokens"] <= 8
+                spent = answer["usage"]["joulery"]
+                assert spent["energy_j"] > 0 if model == "mine" else spent.get("energy_j") is None, spent
+
+
 def test_every_site_of_the_page_is_accepted(tmp_path: Path) -> None:
     """tests/e2e plays a canary (test_up.py)."""
-    (tmp_path / "net.pt2").touch()
+    for name in ("net.pt2", "mine.gguf"):
+        (tmp_path / name).touch()
     texts = SITE.findall(PAGE.read_text())
-    assert len(texts) == 3
+    assert len(texts) == 4
     for text in texts:
         (tmp_path / "site.yaml").write_text(text)
-        assert load(tmp_path / "site.yaml").services
+        site = load(tmp_path / "site.yaml")
+        assert site.services or site.language_models
