@@ -119,8 +119,9 @@ def forty(found: Found) -> None:
 
 def forty_note(result: Mapping[str, Any]) -> str:
     """What came of the forty jobs, in one paragraph."""
+    restarts = ", ".join(map(str, result["restarts_of_trainings"]))
     trainings = (
-        f"{result['trainings']} of them PyTorch trainings that restarted {result['restarts_of_trainings']} times and "
+        f"{result['trainings']} of them PyTorch trainings that restarted {restarts} times and "
         "ended with the loss of an uninterrupted one to the bit"
         if result["trainings"]
         else "none of them a training: torch is not installed"
