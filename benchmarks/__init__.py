@@ -8,7 +8,7 @@ measured: a benchmark without its data or its hardware raises :class:`NotRun`, a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,3 +84,16 @@ def data_folder(part: str) -> Path:
     if not (root / part).is_dir():
         raise NotRun(f"no data in {root / part}: set JOULERY_DATA to a folder that holds {part}/")
     return root / part
+
+
+def chosen(variable: str, parts: Iterable[str]) -> list[str]:
+    """Parts that a list with commas in the environment names, in their own order; all where it names none.
+
+    Raises:
+        NotRun: There is no such part.
+    """
+    known = list(parts)
+    names = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+    if unknown := sorted(names - set(known)):
+        raise NotRun(f"{variable} names no part {', '.join(unknown)}: there are {', '.join(known)}")
+    return [part for part in known if part in names or not names]

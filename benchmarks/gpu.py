@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import joulery
-from benchmarks import NotRun, Result
+from benchmarks import NotRun, Result, chosen
 from benchmarks.overhead import ROUNDS, Ratio, nothing, recording, repeated, rounds, training_step
 from benchmarks.sampler import half_interval
 from joulery.accounting.steps import energy_by_bin, power_steps
@@ -93,7 +93,7 @@ def run() -> Result:
     """Measure all of it, where there is a GPU that PyTorch can use."""
     plan = REHEARSAL if os.environ.get("JOULERY_BENCH_REHEARSE") else Plan()
     title = "Smaragdine on a GPU" + (" (a rehearsal on the CPU: its figures mean nothing)" if plan is REHEARSAL else "")
-    wanted = chosen(os.environ.get("JOULERY_BENCH_GPU", ""))
+    wanted = chosen("JOULERY_BENCH_GPU", PARTS)
     reason = missing(plan)
     if reason:
         raise NotRun(reason)
@@ -103,19 +103,6 @@ def run() -> Result:
     checks = [(line.name, None if plan is REHEARSAL else line.holds) for line in lines]
     left_out = [(f"part {part}", None) for part in PARTS if part not in wanted]
     return Result(title, ["what", "figure", "bar"], rows, [_note(plan)], [*checks, *left_out])
-
-
-def chosen(asked: str) -> list[str]:
-    """Parts that a list with commas names, in their own order; all where it names none.
-
-    Raises:
-        NotRun: There is no such part.
-    """
-    names = {name.strip() for name in asked.split(",")} - {""}
-    unknown = sorted(names - set(PARTS))
-    if unknown:
-        raise NotRun(f"JOULERY_BENCH_GPU names no part {', '.join(unknown)}: there are {', '.join(PARTS)}")
-    return [part for part in PARTS if part in names or not names]
 
 
 def reported(part: str, measure: Callable[[], list[RangeCheck]]) -> list[RangeCheck]:

@@ -82,9 +82,7 @@ def test_without_a_gpu_it_does_not_run_and_says_what_is_missing(monkeypatch: pyt
         gpu.run()
 
 
-def test_parts_are_chosen_by_name_and_run_in_their_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu.chosen("") == list(gpu.PARTS)
-    assert gpu.chosen(" parts,totals,") == ["totals", "parts"]
+def test_no_part_of_an_unknown_name_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOULERY_BENCH_GPU", "totals,part")
     with pytest.raises(NotRun) as caught:
         gpu.run()

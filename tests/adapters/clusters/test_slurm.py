@@ -347,6 +347,31 @@ def test_a_job_of_the_right_size_is_only_released() -> None:
     assert not any("NumTasks" in word for command in slurm.commands for word in command)
 
 
+def test_a_job_that_waits_unheld_is_started_without_a_command() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    slurm.submit(2, comment="joulery:min=1,max=4")
+    slurm.submit(3, admin_comment="green:held")
+    cluster = backend(slurm)
+    cluster.snapshot()
+    count = len(slurm.commands)
+    assert cluster.apply(Start(1, 1)) == "released already"
+    assert len(slurm.commands) == count
+    assert "NumTasks=2" in cluster.apply(Start(2, 2)), "another size"
+    cluster.apply(Start(3, 1))
+    assert not slurm.jobs[3]["admin_comment"], "a mark is removed"
+
+
+def test_a_job_that_was_held_since_the_last_look_is_released() -> None:
+    slurm = FakeSlurm()
+    slurm.submit(1)
+    cluster = backend(slurm)
+    cluster.snapshot()
+    cluster.apply(Hold(1))
+    assert cluster.apply(Start(1, 1)) == "as it is"
+    assert not cluster.snapshot().jobs[0].held_by_us
+
+
 def test_a_job_that_runs_or_ended_cannot_be_started() -> None:
     slurm = FakeSlurm()
     slurm.submit(1, job_state="RUNNING")

@@ -138,15 +138,34 @@ def test_a_planned_job_that_does_not_fit_yet_is_held() -> None:
     assert todo(2, [job(1, R, 2), job(2, shape=1)], {1: 2, 2: 2}) == [Hold(2)]
 
 
-def test_of_an_array_as_many_tasks_are_separated_as_could_run_and_the_rest_waits_held() -> None:
+def test_of_an_array_as_many_waiting_tasks_are_separated_as_could_run_and_the_rest_waits_held() -> None:
     rest = job(7, array=7, tasks=30)
     assert todo(4, [rest], {}) == [Hold(7), Split(7, 5)], "four of them and the next"
     held = replace(rest, held_by_us=True)
     tasks = [job(8, R, 1, array=7), job(9, array=7, held=True)]
-    assert todo(4, [held, *tasks], {8: 1}, [(9, 1)]) == [Split(7, 3), Start(9, 1)]
-    assert todo(4, [replace(held, most_tasks=2), *tasks], {8: 1, 9: 1}) == [Split(7, 1), Start(9, 1)]
+    assert todo(4, [held, *tasks], {8: 1}, [(9, 1)]) == [Split(7, 4), Start(9, 1)], "the one that runs does not count"
+    assert todo(4, [replace(held, most_tasks=2), *tasks], {8: 1, 9: 1}) == [Split(7, 2), Start(9, 1)]
     assert todo(4, [replace(held, tasks=2)], {}) == [Split(7, 1)], "the last one is the rest itself"
     assert todo(4, [replace(held, tasks=1)], {}, [(7, 1)]) == [Start(7, 1)]
+
+
+def test_tasks_of_an_array_are_separated_several_at_a_time() -> None:
+    held = job(7, array=7, tasks=30, held=True)
+    waiting = [job(number, array=7, held=True) for number in (8, 9, 10)]
+    assert todo(4, [held, *waiting, job(1, R, 4)], {1: 4}) == []
+    assert todo(4, [held, *waiting[:2], job(1, R, 4)], {1: 4}) == [Split(7, 3)], "half of the five are left"
+
+
+def test_the_first_in_line_is_released_whatever_its_width_once_it_has_waited_long() -> None:
+    wide, narrow = job(9, held=True, min_slots=2, max_slots=2, shape=2), job(10, held=True)
+    snapshot = ClusterSnapshot(4, (*(job(n, R, 1) for n in range(1, 5)), wide, narrow))
+    target = dict.fromkeys(range(1, 5), 1)
+    for now_s, released in ((20.0, [Start(10, 1)]), (40.0, [Start(9, 2), Start(10, 1)])):
+        rules = StopRules(now_s=now_s, patience_s=30.0)
+        actions = next_actions(snapshot, target, [(9, 2), (10, 1)], passive=True, stops=rules)
+        assert [one.action for one in actions] == released
+    behind = next_actions(snapshot, target, [(10, 1), (9, 2)], passive=True, stops=rules)
+    assert [one.action for one in behind] == [Start(10, 1)], "only the first"
 
 
 def test_a_heterogeneous_job_starts_when_every_component_has_a_node_of_its_own() -> None:

@@ -158,6 +158,55 @@ def test_a_newcomer_is_held_until_it_is_its_turn(world) -> None:
     assert world.scheduler.state.waiting == ((2, 1), (3, 1))
 
 
+def test_between_rounds_no_later_job_passes_the_tasks_of_an_array(world) -> None:
+    world = world(FakeCluster(rate=0.2), quantum_s=600.0)
+    world.cluster.submit(1, array=1, tasks=12)
+    world.run(2)
+    later = range(200, 206)
+    for number in later:
+        world.cluster.submit(number)
+    began: list[int] = []
+    for _ in range(40):
+        world.run(1)
+        began += [number for number in world.cluster.running() if number not in began]
+
+    assert len(began) == 12 + len(later)
+    assert began[-len(later) :] == list(later)
+
+
+@pytest.mark.parametrize("order", ["service", "first-come"])
+def test_the_last_task_of_an_array_stops_none_of_the_others(world, order: str) -> None:
+    """It keeps the number of the array, which is the least of all."""
+    policy = Green(theta=1.0, preempt_after_s=0.0, order=order)
+    world = world(FakeCluster(rate=0.08), policy=policy, quantum_s=10.0)
+    world.cluster.submit(1, array=1, tasks=9)
+    world.run(2)
+    world.cluster.submit(200, least=2, most=2)  # a wide one: now the oldest go first
+    world.run(60)
+
+    assert {job.state for job in world.cluster.jobs.values()} == {JobState.DONE}
+    assert not any(isinstance(action, Stop) for action in world.cluster.actions)
+
+
+def test_a_wide_job_that_waited_long_is_not_overtaken_when_a_node_comes_free(world) -> None:
+    """Jobs of one length on a node end together; narrow ones that are released take its slots at once."""
+    world = world(FakeCluster(slots=2, rate=0.02), quantum_s=600.0)
+    for number in (1, 2):
+        world.cluster.submit(number)
+    world.run(2)
+    for number, slots in ((3, 2), (4, 1), (5, 1), (6, 1)):
+        world.cluster.submit(number, least=slots, most=slots)
+    world.run(40)
+    world.cluster.pass_time(0.5)
+    for _ in range(15):  # the cluster starts jobs more often than joulery looks
+        world.tick()
+        world.cluster.pass_time(0.5)
+        world.cluster.pass_time(0.5)
+        world.now_s += 1.0
+
+    assert world.cluster.running() == {3: 2}
+
+
 def test_the_ranking_goes_to_the_cluster_once_a_round(world) -> None:
     world = world(FakeCluster(slots=1))
     for number in (1, 2, 3):

@@ -111,12 +111,14 @@ class SlurmBackend:
         self._seen: dict[int, list[SlurmRecord]] = {}
         self._tiers: dict[str, int] = {}
         self._unmarked: set[int] = set()
+        self._changed: set[int] = set()
         self._marks_by_comment, self._operator, self._unexplained = False, True, False
         self._tracks_memory: bool | None = None
 
     def snapshot(self) -> ClusterSnapshot:
         """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
         self._unmarked.clear()
+        self._changed.clear()
         nodes, notes = self._nodes()
         reservations, now_s = parse_reservations(self._run(command("reservations")).out), time.time()
         jobs = self._jobs(self._records())
@@ -165,8 +167,10 @@ class SlurmBackend:
         """One change; each can be done again."""
         if isinstance(action, Order):
             return self._order(action.jobs)
+        released = isinstance(action, Start) and self._released(action.job, action.slots)
+        self._changed.add(action.job)
         if isinstance(action, Start):
-            return self._start(self._of(action.job), action.slots)
+            return "released already" if released else self._start(self._of(action.job), action.slots)
         records = self._seen.get(action.job) or self._of(action.job)
         if not self._operator and records[0].user != self._user():
             raise ActuationError(f"job {action.job} is of {records[0].user}, and {self._user()} is no operator")
@@ -221,10 +225,17 @@ class SlurmBackend:
         if self._closing is not None:
             self._closing.close()
 
+    def _released(self, job: int, gpus: int) -> bool:
+        """Whether Slurm starts the job by itself: at the last look it waited at this size, neither held nor marked."""
+        return job in self._seen and job not in self._changed and all(
+            record.state in ("PENDING", "PD") and _sized(record, gpus)
+            and not (record.held or record.tagged or has_reason(record.comment)) for record in self._seen[job]
+        )  # fmt: skip
+
     def _start(self, records: Sequence[SlurmRecord], gpus: int) -> str:
         """Resize if need be, then release: the order in which Slurm accepts it."""
         record, remark = records[0], "as it is"
-        sized = record.gpus == gpus or record.het or record.whole_nodes
+        sized = _sized(record, gpus)
         if record.state in ("RUNNING", "R") and sized and not record.tagged:
             return "it runs already"
         if record.state not in ("PENDING", "PD"):
@@ -468,6 +479,11 @@ def _check_name(run: Runner, cluster: str) -> None:
         name = "no name" if found is None else found[1]
         hint = "name its slurm.conf: jobs: {slurm: {conf: /etc/slurm/slurm.conf}}"
         raise ConfigError("the Slurm that answers is another cluster", got=name, expected=cluster, hint=hint)
+
+
+def _sized(record: SlurmRecord, gpus: int) -> bool:
+    """Whether a job need not be resized, or cannot be."""
+    return record.gpus == gpus or bool(record.het) or record.whole_nodes
 
 
 def _is_whole(text: str) -> bool:

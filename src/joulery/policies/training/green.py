@@ -394,7 +394,7 @@ class Green:
             priority /= np.maximum((view.now_s - view.submit_s[index]) / self.ageing_s, 1.0)
         priority[running] *= self.hysteresis
         patient = ~running & (waited_s < self.preempt_after_s)
-        order = np.lexsort((view.job[index], among_equals, priority, patient))
+        order = np.lexsort((among_equals, priority, patient))  # stable: of equals the first in the view goes first
         wants = [jobs[job].gpus if may else 0 for job, may in zip(view.job[index].tolist(), ~patient, strict=True)]
         age_s = np.minimum(view.now_s - view.submit_s[index], self.oldest_age_s)
         old = oldest_first(age_s, counted, view.submit_s[index], wants, share)

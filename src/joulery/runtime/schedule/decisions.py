@@ -55,6 +55,15 @@ def schedulable(snapshot: ClusterSnapshot) -> tuple[ClusterJob, ...]:
     return tuple(job for job in snapshot.jobs if not job.state.over and not job.exempt and job.tasks == 1)
 
 
+def fresh_tasks(snapshot: ClusterSnapshot) -> dict[int, set[int]]:
+    """By array, its tasks that wait and never ran."""
+    found: dict[int, set[int]] = {}
+    for job in schedulable(snapshot):
+        if job.array and job.state is JobState.WAITING and not job.restarts:
+            found.setdefault(job.array, set()).add(job.id)
+    return found
+
+
 def kind_name(job: ClusterJob) -> str:
     """The recurring kind of a job: same owner, name and least size."""
     return f"{job.owner}/{job.name}/{job.min_slots}"
@@ -89,7 +98,8 @@ def cluster_view(
     """
     submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
     kinds = {name: number for number, name in enumerate(state.kinds)}
-    ordered = sorted(jobs, key=lambda job: (submitted_s[job.id], job.id))
+    # What is left of an array has the array's own number, the least of all, and is its last task.
+    ordered = sorted(jobs, key=lambda job: (submitted_s[job.id], job.id == job.array, job.id))
     tallies = [state.tallies.get(job.id, Tally()) for job in ordered]
     running = [job.slots if job.state is JobState.RUNNING else 0 for job in ordered]
     degradation = [
@@ -148,8 +158,8 @@ class StopRules:
         jobs: Those that the last round moves; None for every job whose size differs from the plan's.
         now_s: Unix seconds.
         least_run_s: A job that started less than this ago runs on.
-        patience_s: A planned job that has waited this long and finds no place is released all the same: the cluster
-            keeps one for it, as it does for the first of its own queue.
+        patience_s: A planned job that has waited this long and finds no place, and the first in line, are released all
+            the same: the cluster keeps a place for them, as it does for the first of its own queue.
     """
 
     jobs: frozenset[int] | None = None
@@ -179,7 +189,7 @@ def next_actions(
     the slots of the jobs to stop would hold it, do they stop; of jobs that one limit counts, one starts at a time. A
     job that is resized stops when its new size fits. Slots beyond those reserved go to the waiting jobs, in order; a
     blocked job reserves none. The next in line are released, too, so that they start the moment a job ends; all other
-    waiting jobs are held. Of an array so many tasks are separated as its pool could run.
+    waiting jobs are held. Of an array so many waiting tasks are separated as its pool could run.
 
     Args:
         snapshot: The cluster.
@@ -243,15 +253,23 @@ class _Actions:
             self._starting.add(action.job)
 
     def _keep_arrays(self) -> None:
-        """Hold what is left of an array as one, and separate as many tasks as its pool could run."""
+        """Hold what is left of an array as one, and separate as many waiting tasks as its pool could run, and one more.
+
+        More of them once half have started, in one command. Those that run do not count: with none of its tasks to
+        wait in line, an array that came first would let later jobs pass.
+        """
         for job in self._snapshot.jobs:
             if job.tasks == 1 or job.exempt or job.state is not JobState.WAITING:
                 continue
             if not job.held_by_us:
                 self._add(Hold(job.id), f"an array with {job.tasks} waiting tasks: they start one by one")
-            siblings = sum(other.array == job.array and other.tasks == 1 for other in self._jobs)
+            waiting = sum(
+                other.array == job.array and other.tasks == 1 and other.state is JobState.WAITING
+                for other in self._jobs
+            )
             most = self._snapshot.pools.get(job.pool, 0) // job.shape + 1
-            count = min(job.tasks - 1, min(most, job.most_tasks + 1 if job.most_tasks else most) - siblings)
+            most = min(most, job.most_tasks + 1) if job.most_tasks else most
+            count = min(job.tasks - 1, most - waiting) if 2 * waiting <= most else 0
             if count > 0:
                 self._add(Split(job.id, count), f"{count} of {job.tasks} waiting tasks, as many as could run next")
 
@@ -412,7 +430,8 @@ class _Actions:
 
         The cluster starts them in order the moment a job ends, without waiting for the next look. Only jobs that any
         running job would make room for: a wider one would keep the cluster from starting others behind it. Where it
-        would not, the first in line is released whatever its width, so that narrower ones do not overtake it.
+        would not, or the first in line has run out of patience, it is released whatever its width: narrower ones, which
+        take each slot the moment it comes free, would overtake it for ever.
         """
         if not self._snapshot.self_starting:
             return
@@ -427,7 +446,8 @@ class _Actions:
             if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
                 continue
             slots = min(max(want, job.min_slots), job.max_slots)
-            leads = self._snapshot.overtaking and job.pool not in led
+            tired = job.pool in narrowest and self._stops.now_s - job.submit_s > self._stops.patience_s
+            leads = (self._snapshot.overtaking or tired) and job.pool not in led
             led.add(job.pool)
             narrow = slots <= min(room.get(job.pool, 0), narrowest.get(job.pool, 0))
             if job.pool in self._short or job.parts or not (narrow or leads):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -171,11 +171,19 @@ class RoundPlanner:
                 found[job.id] = priority
         return found
 
-    def place_of(self, state: SchedulerState, job: int) -> int:
-        """Where a new job queues among the waiting ones: behind the last one of its class or of a higher one."""
+    def place_of(self, state: SchedulerState, job: int, alike: Collection[int] = ()) -> int:
+        """Where a new job queues among the waiting ones: behind the last one of its class or of a higher one.
+
+        Args:
+            state: The scheduler's state.
+            job: The job.
+            alike: Tasks of its array that wait and never ran: it queues behind the last of them of its class, and jobs
+                that came after the array do not pass it.
+        """
         rank = self._class(state.priority.get(job, 0.0))
-        ranks = [self._class(state.priority.get(number, 0.0)) for number, _ in state.waiting]
-        return max((at + 1 for at, other in enumerate(ranks) if other >= rank), default=0)
+        ranks = [(number, self._class(state.priority.get(number, 0.0))) for number, _ in state.waiting]
+        places = [at + 1 for at, (number, other) in enumerate(ranks) if number in alike and other == rank]
+        return max(places or (at + 1 for at, (_, other) in enumerate(ranks) if other >= rank), default=0)
 
     def with_blocked(
         self, state: SchedulerState, snapshot: ClusterSnapshot, waiting: Iterable[tuple[int, int]]

@@ -30,6 +30,7 @@ from joulery.months import month_of
 from joulery.runtime.schedule.decisions import (
     PlannedAction,
     StopRules,
+    fresh_tasks,
     kind_name,
     latest_start_s,
     next_actions,
@@ -58,7 +59,6 @@ from joulery.store.journal import Journal, read_back
 
 COMPACT_BYTES = 8 << 20
 """A journal longer than this is rewritten as the two events that give the same state."""
-
 
 _MEASUREMENTS = ("tallies", "forecast", "scored")
 _REFUSED_QUANTA = 4
@@ -388,15 +388,15 @@ class Scheduler:
     def _queue_new(self, snapshot: ClusterSnapshot, now_s: float) -> bool:
         """Queue jobs submitted since the last round, at the size their kind starts with.
 
-        They queue behind the ranked ones of their class of priority, and ahead of lower classes. In a dirty hour a job
-        whose deadline is far enough waits for the next round instead.
+        They queue behind the ranked ones of their class of priority, tasks of an array behind its others. In a dirty
+        hour a job whose deadline is far enough waits for the next round instead.
 
         Returns:
             Whether one came ahead of another.
         """
         known = {*self.state.target, *(job for job, _ in self.state.waiting)}
         kinds = {name: number for number, name in enumerate(self.state.kinds)}
-        ahead = False
+        tasks, ahead = fresh_tasks(snapshot), False
         for job in sorted(schedulable(snapshot), key=lambda job: (job.submit_s, job.id)):
             if job.id in known:
                 continue
@@ -409,7 +409,7 @@ class Scheduler:
                 if waits:
                     continue
             slots = self.state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
-            place = self._planner.place_of(self.state, job.id)
+            place = self._planner.place_of(self.state, job.id, tasks.get(job.array, ()))
             ahead = ahead or place < len(self.state.waiting)
             self.record("arrived", job=job.id, slots=slots, place=place)
         return ahead
