@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,13 +34,14 @@ from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.sim.queues.interrupted_server import Interruptions, reranked
 from joulery.sim.queues.single_server import fcfs
 
-REQUESTS, SEED, LOAD = 3000, 100, 0.9
+REQUESTS, SEEDS, LOAD = 3000, range(100, 104), 0.9
 READ_S, TOKEN_S, RESUME_S, TOKENS_A_MESSAGE = 0.1, 0.02, 0.03, 16
 BOOST_ANSWERS = 30.0
 ORDERS = ("fcfs", "ssjf", "boost", "rerank")
 VARIABILITY = {"Poisson": 1.0, "bursts (variability 3)": 3.0}
-_MEAN_POINTS, _P99_RATIO = 2.0, 0.05
-"""How far the live mean, in points of the change, and p99, over the simulator's, may be from the simulator's."""
+_MEAN_POINTS, _P99_APART, _P99_RATIO = 2.0, 0.05, 1.15
+"""How far the live mean, in points of the change, and p99, over that of first come first served, may be from the
+simulator's; and the bar of p99."""
 
 
 class Trace(NamedTuple):
@@ -58,40 +59,56 @@ class Trace(NamedTuple):
         return READ_S + TOKEN_S * float(self.tokens.mean())
 
 
+class Played(NamedTuple):
+    """One order on one trace: mean and p99 over those of first come first served, and interruptions a request."""
+
+    mean_ratio: float
+    p99_ratio: float
+    interruptions_ratio: float
+
+
 def run() -> Result:
     """Play the orders live, and first come first served and ``rerank`` in the simulator."""
     rows: list[list[str]] = []
     checks: list[tuple[str, bool | None]] = []
     figures: dict[str, object] = {}
     for name, cv in VARIABILITY.items():
-        trace = _trace(cv)
-        found: dict[str, FloatArray] = {}
-        for order in ORDERS:
-            found[order], pauses = _live(trace, order)
-            rows.append([name, f"{order}, live", *_cells(found[order], found["fcfs"]), f"{pauses / REQUESTS:.2f}"])
-        first, simulated, pauses = _simulated(trace)
-        rows.append([name, "rerank, simulated", *_cells(simulated, first), f"{pauses / REQUESTS:.2f}"])
-        live, theory = _ratios(found["rerank"], found["fcfs"]), _ratios(simulated, first)
-        figures[name] = {order: _ratios(each, found["fcfs"]) for order, each in found.items()} | {"simulated": theory}
-        points, tail = 100 * abs(live[0] - theory[0]), abs(live[1] - theory[1])
-        checks.append(
-            (f"{name}: rerank's mean is the simulator's within 2 points ({points:.1f})", points <= _MEAN_POINTS)
-        )
-        checks.append((f"{name}: rerank's p99 is the simulator's within 0.05 x ({tail:.2f})", tail <= _P99_RATIO))
+        played: dict[str, list[Played]] = {}
+        for seed in SEEDS:
+            for order, one in _orders(_trace(cv, seed)).items():
+                played.setdefault(order, []).append(one)
+        rows += [[name, order, *_cells(each)] for order, each in played.items()]
+        figures[name] = played
+        live, theory = (np.array(played[f"rerank, {where}"]).mean(axis=0) for where in ("live", "simulated"))
+        points, apart = 100 * abs(live[0] - theory[0]), abs(live[1] - theory[1])
+        checks += [
+            (f"{name}: rerank's mean is the simulator's within 2 points ({points:.1f})", points <= _MEAN_POINTS),
+            (f"{name}: rerank's p99 is the simulator's within 0.05 x ({apart:.2f})", apart <= _P99_APART),
+            (f"{name}: rerank's live p99 at most 1.15 x ({live[1]:.2f} x)", live[1] <= _P99_RATIO),
+        ]
     return Result(
         title="The live queue in virtual time beside the simulator",
-        columns=("arrivals", "order", "mean completion", "p99", "interruptions a request"),
+        columns=("arrivals", "order", "mean completion", "p99", "p99 of each trace", "interruptions a request"),
         rows=rows,
         checks=checks,
         notes=[
-            f"LMSYS lengths and their two predictions; one slot, load {100 * LOAD:.0f} %, {REQUESTS} requests, seed "
-            f"{SEED}. The p99 of one seed of this length is off by about 0.06 x from the mean of many (`reranking`).",
+            f"LMSYS lengths and their two predictions; one slot, load {100 * LOAD:.0f} %; means of {len(SEEDS)} traces "
+            f"of {REQUESTS} requests, seeds {SEEDS[0]} to {SEEDS[-1]}, over first come first served on the same trace.",
         ],
         figures=figures,
     )
 
 
-def _trace(cv: float) -> Trace:
+def _orders(trace: Trace) -> dict[str, Played]:
+    """Every order on one trace."""
+    live = {order: _live(trace, order) for order in ORDERS}
+    first_s, _ = live["fcfs"]
+    found = {f"{order}, live": _played(took_s, first_s, pauses) for order, (took_s, pauses) in live.items()}
+    simulated_first_s, took_s, pauses = _simulated(trace)
+    return found | {"rerank, simulated": _played(took_s, simulated_first_s, pauses)}
+
+
+def _trace(cv: float, seed: int) -> Trace:
     names = ["output_tokens", "pred_cls5", "pred_cls3"]
     table = pyarrow.parquet.read_table(data_folder("muserve") / "lmsys_vicuna13b_predictions.parquet", columns=names)
     tokens, five, three = (table[name].to_numpy() for name in names)
@@ -100,7 +117,7 @@ def _trace(cv: float) -> Trace:
     lengths_of = {
         float(each): LengthDistribution.of(READ_S + TOKEN_S * tokens[scores == each]) for each in np.unique(scores)
     }
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     taken = rng.integers(0, len(tokens), REQUESTS)
     mean_s = READ_S + TOKEN_S * float(tokens.mean())
     gaps_s = rng.gamma(1 / cv**2, cv**2, REQUESTS) * mean_s / LOAD
@@ -208,14 +225,12 @@ class _Engine:
         yield GenerationEvent({"choices": []}, 0, TokenUsage(1, tokens, reported=True))
 
 
-def _ratios(took_s: FloatArray, first_s: FloatArray) -> tuple[float, float]:
-    """Mean and p99 over those of first come first served."""
-    return float(took_s.mean() / first_s.mean()), float(np.quantile(took_s, 0.99) / np.quantile(first_s, 0.99))
+def _played(took_s: FloatArray, first_s: FloatArray, pauses: int) -> Played:
+    tail = float(np.quantile(took_s, 0.99) / np.quantile(first_s, 0.99))
+    return Played(float(took_s.mean() / first_s.mean()), tail, pauses / REQUESTS)
 
 
-def _cells(took_s: FloatArray, first_s: FloatArray) -> list[str]:
-    mean, tail = _ratios(took_s, first_s)
-    return [
-        f"{took_s.mean():.1f} s, {100 * (mean - 1):+.1f} %",
-        f"{np.quantile(took_s, 0.99):.0f} s, {tail:.2f} x",
-    ]
+def _cells(played: Sequence[Played]) -> list[str]:
+    mean, tail, pauses = np.array(played).mean(axis=0)
+    each = ", ".join(f"{one.p99_ratio:.2f}" for one in played)
+    return [f"{100 * (mean - 1):+.1f} %", f"{tail:.2f} x", each, f"{pauses:.2f}"]

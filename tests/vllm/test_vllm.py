@@ -8,81 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
-import subprocess
 from contextlib import aclosing
-from pathlib import Path
 
-import httpx
 import pytest
 
 from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
-from joulery.adapters.models import smollm2
-from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.generation import Dialect, GenerationKind, GenerationRequest
 from joulery.policies.ordering import Aging
 from joulery.runtime.llm.service import LLMService, LLMSettings
 from tests.runtime.llm.fakes import forecaster
-from tests.waiting import wait_until
+from tests.vllm.conftest import LANES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(900)]
-PYTHON = os.environ.get("JOULERY_VLLM", "")
-LANES = 2
-SERVER = (
-    *("-m", "vllm.entrypoints.openai.api_server", "--served-model-name", "small", "--scheduling-policy", "priority"),
-    *("--max-model-len", "1024", "--max-num-seqs", str(LANES), "--enforce-eager", "--dtype", "bfloat16"),
-)
-OFFLINE = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-
-
-@pytest.fixture(scope="module")
-def model():
-    if not PYTHON:
-        pytest.skip("vLLM is not installed: make test-vllm")
-    try:
-        weights = smollm2.weights()
-    except CapabilityError as error:
-        pytest.skip(f"the small language model is not installed: {error}")
-    folder = Path(PYTHON).parent.parent / "model"
-    if not (folder / "tokenizer.json").exists():
-        script = Path(__file__).with_name("converted.py")
-        subprocess.run([PYTHON, str(script), str(weights), str(folder)], check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def url(model, tmp_path_factory):
-    """The address of a running server."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    line = [PYTHON, *SERVER, "--model", str(model), "--port", str(port)]
-    with (
-        (tmp_path_factory.mktemp("vllm") / "log").open("w+") as log,
-        subprocess.Popen(line, stdout=log, stderr=log, env=os.environ | OFFLINE) as process,
-    ):
-        try:
-            wait_until(lambda: process.poll() is not None or healthy(address), "vLLM", patience_s=600.0)
-            log.seek(0)
-            assert process.poll() is None, log.read()[-3000:]
-            yield address
-        finally:
-            process.terminate()
-
-
-def healthy(address):
-    try:
-        return httpx.get(f"{address}/health", timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """Joules of batching engines, request by request, as they are used.
 
-Requests in one batch share every step of their engine. Between two readings of the meter an engine's joules go to its
-requests in proportion to the tokens they moved meanwhile: one a token written, a quarter of one a token read (reading
-is done many tokens at a time). Joules of a stretch in which nothing moved wait for the next in which something does;
-the energy of an engine without a request is unattributed. Always ``requests + idle + unattributed = total``.
+Requests in one batch share every step of their engine. An engine's joules go to its requests in proportion to the
+tokens they moved meanwhile: one a token written, a quarter of one a token read (reading is done many tokens at a
+time). Where the meter is read whenever a request begins or ends, they are divided over stretches of some seconds and
+some steps: of requests that come together one enters the batch a step before the others, and would pay for that step
+alone. A request shares what was used before it began only with those that began less than a second earlier. Joules of
+a stretch in which nothing moved wait for the next in which something does; the energy of an engine without a request
+is unattributed. Always ``requests + idle + unattributed = total``.
 
 A meter that is read seldom says nothing of the last moments of a request that ends. They are charged ahead, by the
 tokens it moved since the last reading and the joules a token took of late; the next readings pay for them.
@@ -26,6 +29,11 @@ PROMPT_WEIGHT = 0.25
 _ROUNDING = 1e-9
 _LATE_READINGS = 3
 """Readings from which the joules of a token are taken: a board renews its counter only a few times a second."""
+_STRETCH_S, _STRETCH_TOKENS = 2.0, 8
+"""A stretch over which joules are divided lasts so long and until a request has written so many tokens in it."""
+_LONGEST_STRETCH_S = 30.0
+_TOGETHER_S = 1.0
+"""Requests that begin within this time count as begun together."""
 _RECOVERED = 0.2
 """Part of a reading of running requests that may pay for what ended ones were charged too much."""
 
@@ -68,6 +76,21 @@ class _Energy:
         self.energy_known &= other.energy_known
         self.carbon_known &= other.carbon_known
 
+    def rest(self, share: float) -> _Energy:
+        """What is left when a share is taken."""
+        left = max(0.0, 1.0 - share)
+        return _Energy(left * self.energy_j, left * self.carbon_g, self.energy_known, self.carbon_known)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of a stretch: the joules used in it, the seconds it lasts, and whether it began with a request."""
+
+    number: int = 0
+    spent: _Energy = field(default_factory=_Energy)
+    lasts_s: float = 0.0
+    begins: bool = False
+
 
 @dataclass(slots=True)
 class _Engine:
@@ -75,9 +98,12 @@ class _Engine:
 
     Attributes:
         requests, whole: Its requests; tokens of those that are answered whole.
+        since: The first part in which each request has a share.
         moved: Tokens of its requests since the last reading.
         gone: Tokens since the last reading of requests that have ended.
-        pending: Joules not yet assigned to a request.
+        shared, written: Tokens of its requests in the present stretch up to the last reading, by their work; and those
+            of them that were written.
+        parts: The parts of the present stretch whose joules are not yet divided.
         ahead_j: Charged to requests that have ended, less what readings had for them.
         late: Joules and tokens between the latest readings.
         g_per_j: Grams of a joule at the last reading.
@@ -85,9 +111,12 @@ class _Engine:
     """
 
     requests: dict[int, _Energy] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     whole: dict[int, float] = field(default_factory=dict)
-    pending: _Energy = field(default_factory=_Energy)
+    shared: dict[int, float] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+    parts: list[_Part] = field(default_factory=lambda: [_Part()])
     ahead_j: float = 0.0
     gone: float = 0.0
     late: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATE_READINGS))
@@ -107,6 +136,69 @@ class _Engine:
             covers_j = fair_j + min(_RECOVERED * (energy_j - fair_j), max(0.0, self.ahead_j - fair_j))
         self.ahead_j -= covers_j
         return _energy(energy_j - covers_j, g_per_j)
+
+    def begin(self, number: int) -> None:
+        """A request begins: it shares the part that another began just before, or has a new one."""
+        self.requests[number] = _Energy()
+        if self.comes_later:
+            self.parts.append(_Part(self.parts[-1].number + 1, begins=True))
+        self.since[number] = self.parts[-1].number
+
+    def keep(self, spent: _Energy, lasts_s: float) -> None:
+        """Joules of a reading over so many seconds, to be divided with those of the stretch."""
+        self.parts[-1].lasts_s += lasts_s
+        self.parts[-1].spent.add(spent)
+        for number, tokens in self.moved.items():
+            self.shared[number] = self.shared.get(number, 0.0) + tokens
+        self.moved.clear()
+
+    @property
+    def comes_later(self) -> bool:
+        """Whether a request that begins now comes later than those before it."""
+        return not self.parts[-1].begins or self.parts[-1].lasts_s >= _TOGETHER_S
+
+    @property
+    def steps_seen(self) -> bool:
+        """Whether its requests made enough steps in the stretch for their joules to be divided."""
+        return max(self.written.values(), default=0) >= _STRETCH_TOKENS
+
+    @property
+    def all_whole(self) -> bool:
+        """Whether all its requests are answered whole."""
+        return len(self.whole) == len(self.requests)
+
+    @property
+    def stretch_is_over(self) -> bool:
+        """Whether the joules of the stretch can be divided."""
+        lasts_s = math.fsum(part.lasts_s for part in self.parts)
+        if self.all_whole or lasts_s > _LONGEST_STRETCH_S:
+            return True
+        return lasts_s >= _STRETCH_S and self.steps_seen
+
+    def shares(self, part: _Part) -> dict[int, float]:
+        """The share of each request in a part; none while nothing moved."""
+        weights = self.whole if self.all_whole else self.shared
+        if not weights or (part.spent.energy_j == 0 and part.spent.energy_known):
+            return {}
+        there = {number for number, since in self.since.items() if since <= part.number} or self.requests
+        found = {number: weight for number, weight in weights.items() if number in there and weight > 0}
+        weight = math.fsum(found.values())
+        return {number: moved / weight for number, moved in found.items()}
+
+    @property
+    def pending(self) -> _Energy:
+        """What is not divided yet and will be paid by requests that moved."""
+        found = _Energy()
+        if self.requests and (self.all_whole or any(self.shared.values())):
+            for part in self.parts:
+                found.add(part.spent)
+        return found
+
+    def forget(self, number: int) -> None:
+        """A request is gone."""
+        self.since.pop(number, None)
+        self.shared.pop(number, None)
+        self.written.pop(number, None)
 
     @property
     def j_per_token(self) -> float:
@@ -129,7 +221,10 @@ class TokenBook:
         """The sums up to the last ``settle``; what was charged ahead of the meters is not among them."""
         ahead_j = math.fsum(max(0.0, state.ahead_j) for state in self._engines.values())
         ahead_g = ahead_j * self._requests_g / self._requests_j if ahead_j > 0 else 0.0
-        return EnergyTotals(self._total_j, self._idle_j, self._requests_j - ahead_j, self._requests_g - ahead_g)
+        pending = [state.pending for state in self._engines.values()]
+        requests_j = self._requests_j + math.fsum(each.energy_j for each in pending) - ahead_j
+        requests_g = self._requests_g + math.fsum(each.carbon_g for each in pending) - ahead_g
+        return EnergyTotals(self._total_j, self._idle_j, requests_j, requests_g)
 
     def busy(self, engine: str) -> bool:
         """Whether an engine has requests."""
@@ -154,7 +249,9 @@ class TokenBook:
         state = self._engines.setdefault(engine, _Engine())
         if number in state.requests:
             raise DataError(f"request {number} began twice")
-        state.requests[number] = _Energy()
+        if state.comes_later and state.steps_seen:
+            self._hand_out(state)
+        state.begin(number)
         if whole_tokens > 0:
             state.whole[number] = whole_tokens
 
@@ -179,8 +276,16 @@ class TokenBook:
         state = self._engines[engine]
         if number in state.requests:
             state.moved[number] = state.moved.get(number, 0.0) + PROMPT_WEIGHT * read + written
+            state.written[number] = state.written.get(number, 0) + written
 
-    def settle(self, total_j: float, idle_j: float, engines_j: Mapping[str, float], g_per_j: float = math.nan) -> None:
+    def settle(
+        self,
+        total_j: float,
+        idle_j: float,
+        engines_j: Mapping[str, float],
+        g_per_j: float = math.nan,
+        lasts_s: Mapping[str, float] | None = None,
+    ) -> None:
         """Book the joules since the last call.
 
         Args:
@@ -188,6 +293,8 @@ class TokenBook:
             idle_j: Idle part of it.
             engines_j: What each engine used of the rest; NaN where it is not known.
             g_per_j: Grams of a joule, facility overhead included; NaN while unknown.
+            lasts_s: Seconds since the last call, of engines whose joules are divided over stretches; those of the
+                others are divided now.
 
         Raises:
             DataError: A part is negative, or the parts exceed the total.
@@ -203,8 +310,9 @@ class TokenBook:
                 continue
             left = state.read(energy_j * state.own_ratio, g_per_j)
             if state.requests:
-                state.pending.add(left)
-                self._hand_out(state)
+                state.keep(left, math.inf if lasts_s is None else lasts_s.get(name, math.inf))
+                if state.stretch_is_over:
+                    self._hand_out(state)
 
     def ended(self, engine: str, number: int, unread_j: float = math.inf) -> tuple[float | None, float | None]:
         """A request left its engine: its joules and its grams, None where unknown.
@@ -214,7 +322,13 @@ class TokenBook:
             unread_j: What the engine can have used since the last reading: no more is charged ahead.
         """
         state = self._engines[engine]
+        for part in state.parts:
+            share = state.shares(part).get(number, 0.0)
+            if share > 0:
+                self._give(state.requests[number], part.spent, share)
+                part.spent = part.spent.rest(share)
         spent = state.requests.pop(number)
+        state.forget(number)
         tokens = state.moved.pop(number, 0.0)
         if state.whole.pop(number, None) is None and tokens > 0 and not math.isnan(state.j_per_token):
             unread_j = max(0.0, unread_j * state.own_ratio - state.ahead_j)
@@ -224,20 +338,23 @@ class TokenBook:
             self._give(spent, ahead, 1.0)
         if not state.requests:
             # The only request: none of its tokens was counted, and no other request did work.
-            self._give(spent, state.pending, 1.0)
-            state.pending = _Energy()
+            for part in state.parts:
+                self._give(spent, part.spent, 1.0)
+            state.parts = [_Part()]
         energy_j = spent.energy_j if spent.energy_known else None
         return energy_j, spent.carbon_g if spent.energy_known and spent.carbon_known else None
 
     def _hand_out(self, state: _Engine) -> None:
-        weights = state.whole if len(state.whole) == len(state.requests) else state.moved
-        weight = math.fsum(weights.values())
-        if not weight > 0:
-            return
-        for number, moved in weights.items():
-            self._give(state.requests[number], state.pending, moved / weight)
-        state.moved.clear()
-        state.pending = _Energy()
+        left = []
+        for part in state.parts:
+            shares = state.shares(part)
+            for number, share in shares.items():
+                self._give(state.requests[number], part.spent, share)
+            if not shares:
+                left.append(_Part(part.number, part.spent))
+        state.parts = [*left, _Part(state.parts[-1].number + 1)]
+        state.shared.clear()
+        state.written.clear()
 
     def _give(self, spent: _Energy, pending: _Energy, share: float) -> None:
         spent.add(pending, share)

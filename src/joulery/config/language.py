@@ -84,7 +84,7 @@ class OrderConfig(Section):
     grace_s: SecondsOrZero = Field(alias="grace", default=0.0)
     """Waiting time before aging begins, such as 30 s."""
     decay_s: Seconds | None = Field(alias="decay", default=None)
-    """Of boost: some 30 mean answers, of rerank 40 if left out; longer favours short answers, at the tail's cost."""
+    """Of boost: some 30 mean answers, of rerank by the backlog if left out; longer favours short answers."""
 
     @model_validator(mode="after")
     def _decay_belongs_to_boost(self) -> OrderConfig:

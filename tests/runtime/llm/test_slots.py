@@ -1,6 +1,7 @@
 """Re-ranking in a service: a running answer gives way, goes on, and is accounted as one."""
 
 import asyncio
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,10 +13,19 @@ from joulery.policies.reranking import Reranking
 from joulery.runtime.llm.governed import colocated_llms
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
+from joulery.runtime.llm.slots import EngineSlots
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeEngine, FakeMachine, ask, forecaster
 
 LONG, SHORT = "long 4", "short 0"
+
+
+class Queued(NamedTuple):
+    """A request as the queue sees it."""
+
+    number: int
+    asked_s: float
+    remaining_s: float
 
 
 class PausingEngine(FakeEngine):
@@ -257,3 +267,19 @@ async def test_an_answer_that_outlives_its_prediction_is_expected_to_take_longer
     assert late > 2 * begun
     bound = request._replace(max_tokens=70)
     assert llm.forecaster.remaining_s(bound, forecast, 60, started=True) == pytest.approx(0.2, rel=0.1)
+
+
+async def test_the_order_follows_the_backlog_that_answers_leave_behind() -> None:
+    """As in :mod:`joulery.sim.queues.interrupted_server`: revised as an answer ends, by what is left then."""
+    average_s = 1.0
+    slots = EngineSlots(1, None, Reranking(), lambda: average_s, lambda: 0.0)
+    turns = [Queued(number, 0.0, remaining_s) for number, remaining_s in enumerate((2.0, 30.0, 70.0))]
+    waiting = [asyncio.create_task(slots.acquire(turn)) for turn in turns]
+    await until(lambda: slots.waiting == 2)
+    assert slots.key_s(turns[2]) == Reranking().aged(average_s).key_s(70.0, 0.0)
+    slots.release(turns[0])
+    slots.rerank()
+    assert slots.key_s(turns[2]) == Reranking().aged(average_s, 100.0, 100.0).key_s(70.0, 0.0)
+    for turn in turns[1:]:
+        slots.release(turn)
+    await asyncio.gather(*waiting)

@@ -110,6 +110,7 @@ class RequestMeter:
         self._engines: dict[str, _Metered] = {}
         self._sources = [_Source(meter, meter.read(), clock()) for meter in meters]
         self._last_busy_s = busy_s()
+        self._settled_s = clock()
 
     @property
     def totals(self) -> EnergyTotals:
@@ -168,10 +169,21 @@ class RequestMeter:
 
     def _settle(self, renewals: int) -> None:
         """As :meth:`settle`; slow meters are read after so many renewals."""
-        reading = self._look(self._clock(), renewals)
+        now_s = self._clock()
+        reading = self._look(now_s, renewals)
+        fast = [name for name, engine in self._engines.items() if not self._read_seldom(engine)]
+        lasts_s = dict.fromkeys(fast, now_s - self._settled_s)
+        self._settled_s = now_s
         g_per_j = self._g_per_kwh(time.time()) * self._pue / JOULES_PER_KWH
         engines_j = self._shares(reading)
-        self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j)
+        self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j, lasts_s)
+
+    def _read_seldom(self, engine: _Metered) -> bool:
+        """Whether a reading of its devices covers many steps already."""
+        return any(
+            source.renewed_s > 0 and any(channel.device in engine.devices for channel in source.meter.channels)
+            for source in self._sources
+        )
 
     def _unread_j(self, engine: _Metered) -> float:
         """What an engine can have used since its devices were last read."""

@@ -8,12 +8,13 @@ to a waiting one (:meth:`EngineSlots.should_pause`). An engine that keeps a queu
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from joulery.policies.ordering import Aging, SpeculativeQueue
-from joulery.policies.reranking import Reranking
+from joulery.policies.reranking import BacklogHistory, Reranking
 
 
 class Turn(Protocol):
@@ -69,7 +70,7 @@ class EngineSlots:
         clock: Callable[[], float],
     ) -> None:
         self._slots, self._order, self._reranking = max_num_seqs, aging, reranking
-        self._average_s, self._clock = average_s, clock
+        self._average_s, self._clock, self._backlog = average_s, clock, BacklogHistory()
         self._aging = self._aged()
         self._queue = SpeculativeQueue(self._aging)
         self._waiters: dict[int, _Waiter] = {}
@@ -148,14 +149,16 @@ class EngineSlots:
         return True
 
     def rerank(self) -> None:
-        """Revise the order of the queue by what is known now."""
+        """An answer ended: revise the order of the queue by what is known now."""
         if self._reranking is None:
             return
+        queued = [waiter.turn for waiter in self._waiters.values() if not waiter.admitted.done()]
+        left_s = math.fsum(turn.remaining_s for turn in (*queued, *self._running.values()))
+        self._backlog.add(left_s / (self._slots or 1))
         self._aging = self._aged()
         self._queue = SpeculativeQueue(self._aging)
-        for waiter in self._waiters.values():
-            if not waiter.admitted.done():
-                self._push(waiter.turn)
+        for turn in queued:
+            self._push(turn)
 
     def _push(self, turn: Turn) -> None:
         expected_s = 0.0 if self._reranking is None and self._order is None else turn.remaining_s
@@ -163,5 +166,6 @@ class EngineSlots:
 
     def _aged(self) -> Aging:
         if self._reranking is not None:
-            return self._reranking.aged(max(self._average_s(), 1e-3))
+            seen = self._backlog
+            return self._reranking.aged(max(self._average_s(), 1e-3), seen.high_s, seen.now_s)
         return self._order or Aging(0.0)

@@ -2,11 +2,12 @@
 
 The queue decides at arrivals, at completions, and at every ``period_s`` of service while jobs wait, as a gateway does
 that sees tokens come. A job that goes on after an interruption first takes ``resume_s``: its prompt is found in a
-cache, or read again.
+cache, or read again. Where the policy follows the backlog, the order of those that wait is revised at completions.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -16,8 +17,7 @@ import numpy.typing as npt
 from joulery.domain.arrays import readonly
 from joulery.domain.errors import DataError
 from joulery.perf.lengths.remaining import LengthDistribution
-from joulery.policies.ordering import Aging
-from joulery.policies.reranking import Reranking
+from joulery.policies.reranking import BacklogHistory, Reranking
 from joulery.sim.queues.single_server import ServedQueue, checked_columns
 
 
@@ -42,9 +42,10 @@ class _Server:
     """The jobs of one run and what is known of them."""
 
     def __init__(
-        self, policy: Reranking, aging: Aging, arrival_s: list[float], expected: list[LengthDistribution]
+        self, policy: Reranking, average_s: float, arrival_s: list[float], expected: list[LengthDistribution]
     ) -> None:
-        self.policy, self.aging = policy, aging
+        self.policy, self.average_s = policy, average_s
+        self.aging, self.backlog = policy.aged(average_s), BacklogHistory()
         self.arrival_s, self.expected = arrival_s, expected
         self.served_s = [0.0] * len(arrival_s)
         self.waiting: list[tuple[float, int]] = []
@@ -55,6 +56,17 @@ class _Server:
     def push(self, job: int) -> None:
         key_s = self.policy.key_s(self.aging, self.arrival_s[job], self.remaining_s(job))
         heappush(self.waiting, (key_s, job))
+
+    def revise(self) -> None:
+        """A job ended: the order of the others is revised by the backlog that it left behind."""
+        if self.policy.aging is not None:
+            return
+        jobs = [job for _, job in self.waiting]
+        self.backlog.add(math.fsum(self.remaining_s(job) for job in jobs))
+        self.aging = self.policy.aged(self.average_s, self.backlog.high_s, self.backlog.now_s)
+        self.waiting = []
+        for job in jobs:
+            self.push(job)
 
     def yields(self, job: int) -> bool:
         """Whether a waiting job takes the place of the running one."""
@@ -93,7 +105,7 @@ def reranked(
     arrivals, services = checked_columns(arrival_s, service_s)
     if len(expected) != len(arrivals):
         raise DataError(f"expected possible lengths of each of {len(arrivals)} jobs, got {len(expected)}")
-    server = _Server(policy, policy.aged(average_s), arrivals.tolist(), expected)
+    server = _Server(policy, average_s, arrivals.tolist(), expected)
     start, finish, order, count = _serve(server, services.tolist(), interruptions)
     served = ServedQueue(arrivals, readonly(start, np.float64), readonly(finish, np.float64), readonly(order, np.int64))
     return served, count
@@ -139,4 +151,5 @@ def _serve(
             done = overhead_s == 0 and left_s[running] <= 1e-9
         finish[running] = now_s
         running = -1
+        server.revise()
     return start, finish, order, interrupted
