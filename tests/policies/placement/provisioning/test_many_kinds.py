@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from benchmarks.provision import rows, workloads
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import Arrivals
+from joulery.policies.placement import master
 from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
 from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchangeable
@@ -278,6 +279,17 @@ def test_gpus_planned_again_serve_the_same_services():
     served = sorted((share.part.workload, share.part.replica) for gpu in after for share in gpu.shares)
     assert served == sorted((share.part.workload, share.part.replica) for gpu in gpus for share in gpu.shares)
     assert replan_worst(problem, gpus, np.ones(len(problem.kinds)), lambda some: planner(some)[:1] * 9, 4) == gpus
+
+
+def test_a_batch_has_no_more_gpus_on_a_busy_machine(monkeypatch):
+    """The solver's seconds are those of the clock: ended by five of them, ninety services had 35 GPUs, not 28."""
+    some, made = workloads(rows(90, varied=True)), master.new_model
+
+    def busy(*, seconds=None, **limits):
+        return made(seconds=None if seconds is None else seconds / 20, **limits)
+
+    monkeypatch.setattr(master, "new_model", busy)
+    assert len(_planned_batch([V100], Rules(), some)) <= 28
 
 
 def test_all_patterns_are_searched_where_that_proves_more():

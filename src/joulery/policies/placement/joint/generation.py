@@ -23,6 +23,9 @@ from joulery.policies.placement.provisioning.packing import NEVER, Pattern
 
 _TRIES = 3
 """Patterns tried for each one wanted; the search lets some through that do not fit."""
+_WORTH_RATIO, _DEGENERATE = 1.1, 4
+"""Rounds that find patterns worth so many times their GPU are not the last: the relaxation is degenerate, and falls
+once enough of them are known. So many times the patience ends them."""
 _LEAST_COST = 1e-9
 """What a GPU costs at least in a search, in units of the objective."""
 
@@ -95,16 +98,17 @@ class JointGenerator:
             duals: Prices to begin with.
             gpus: How many GPUs there are in all; None for any number.
         """
-        stale, best = 0, duals.value
-        while stale < self.effort.patience and not self.problem.request.alone:
-            added = 0
+        stale, best, worth, patience = 0, duals.value, 0.0, self.effort.patience
+        while stale < patience * (_DEGENERATE if worth > _WORTH_RATIO else 1) and not self.problem.request.alone:
+            worth = 0.0
             for machine in self._pricers:
                 price = self._price(machine, duals)
                 found = self._pricers[machine].search(
                     self._values(machine, duals), price * (1 + 1e-6), beam=self.effort.beam
                 )
-                added += self._add_some(machine, found.patterns, self.effort.patterns)
-            if not added:
+                added = self._add_some(machine, found.patterns, self.effort.patterns)
+                worth = max([worth, *(found.values[at] / price for at in added[:1])])
+            if not worth:
                 break
             duals = self.master.relax(gpus)
             fell = duals.value < best * (1 - self.effort.stall_ratio)
@@ -165,7 +169,7 @@ class JointGenerator:
             )
             worth = max(threshold, next(possible, 0.0))
             scale = min(scale, least + (1 - least) * price / worth)
-            added += self._add_some(machine, found.patterns, self.effort.patterns)
+            added += len(self._add_some(machine, found.patterns, self.effort.patterns))
         return self._proof(duals, min(scale, self._cut_scale(duals))), added > 0
 
     def _cut_scale(self, duals: Duals) -> float:
@@ -233,10 +237,12 @@ class JointGenerator:
         layout = self.problem.packings[machine].fit(pattern)
         return layout is not None and self.master.add(machine, layout)
 
-    def _add_some(self, machine: int, patterns: tuple[Pattern, ...], most: int) -> int:
-        added = 0
-        for pattern in patterns[: _TRIES * most]:
-            added += self.add(machine, pattern)
-            if added >= most:
-                break
+    def _add_some(self, machine: int, patterns: tuple[Pattern, ...], most: int) -> list[int]:
+        """Add the first of some patterns that fit and are new, at most so many; returns which."""
+        added: list[int] = []
+        for at, pattern in enumerate(patterns[: _TRIES * most]):
+            if self.add(machine, pattern):
+                added.append(at)
+                if len(added) >= most:
+                    break
         return added

@@ -40,6 +40,8 @@ _CUT_SECONDS = 3.0
 """How many times longer whole numbers may take where GPUs are cut: branchings are to end the search, not seconds."""
 _WIDE_RATIO = 0.01
 """How far a plan may be above the relaxation before patterns are sought at its own number of GPUs."""
+_APART_RATIO = 0.004
+"""The same for a plan without a proof, which nothing else improves."""
 _UNSERVED_RPS = 1e-6
 """Requests a second left out that are rounding."""
 _ENOUGH_RATIO = 0.05
@@ -79,7 +81,7 @@ def plan_problem(
 
     Args:
         problem: The problem.
-        effort: How hard to try; without ``gaps`` nothing is proven, and the first whole numbers are the plan.
+        effort: How hard to try; without ``gaps`` nothing is proven.
         known: Machines and patterns to begin with; those that do not fit are left out.
 
     Returns:
@@ -96,8 +98,12 @@ def plan_problem(
     near = duals.value * _NEAR_RATIO
     whole = _whole(generator, _QUICK_RATIO, near)
     if _served(whole):
-        first = _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
-        best = _improved(generator, proof, whole) if effort.gaps else first
+        if effort.gaps:
+            best = _improved(generator, proof, whole)
+        else:
+            if whole.value > duals.value * (1 + _APART_RATIO) and not problem.slices:
+                whole = _on_fewer(generator, _at_its_count(generator, whole, sum(whole.counts.values())))
+            best = _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
         whole = _whole(generator, _QUICK_RATIO, math.inf)

@@ -40,8 +40,9 @@ from joulery.policies.placement.provisioning.planner import (
 
 TOGETHER_KINDS = 250
 """Up to so many different services are planned at once, more in batches."""
-_MANY_EFFORT = Effort(branchings=60, seconds=20.0, nodes=30_000)
-"""Effort for the whole numbers of many services, and for a search of all patterns."""
+_MANY_EFFORT = Effort(branchings=60, seconds=120.0, nodes=30_000)
+"""Effort for the whole numbers of many services, and for a search of all patterns. Branchings end it: the solver counts
+seconds by the clock, and on a busy machine a second of its work takes ten of them."""
 _SEARCHED_KINDS, _SEARCHES = 30, 3
 """Different services up to which all patterns are searched for a bound, and how often."""
 _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
@@ -56,7 +57,7 @@ _GAP_ENOUGH = 0.02
 """A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000
 """Partial patterns a level times different services: bounds the work of one search."""
-_BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=5.0), 30
+_BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=600.0), 30
 """Effort for one batch of many services, and rounds of column generation."""
 
 
