@@ -76,6 +76,14 @@ def capacity(snapshot: ClusterSnapshot, pool: str, jobs: Sequence[ClusterJob]) -
     return max(0, snapshot.pools.get(pool, 0) - others)
 
 
+def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]:
+    """Of jobs submitted together those that run go first, so that none stops another.
+
+    What is left of an array has the array's own number, the least of all, and is its last task.
+    """
+    return submitted_s, job.state is not JobState.RUNNING, job.id == job.array, job.id
+
+
 def cluster_view(
     jobs: Sequence[ClusterJob],
     state: SchedulerState,
@@ -98,8 +106,7 @@ def cluster_view(
     """
     submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
     kinds = {name: number for number, name in enumerate(state.kinds)}
-    # What is left of an array has the array's own number, the least of all, and is its last task.
-    ordered = sorted(jobs, key=lambda job: (submitted_s[job.id], job.id == job.array, job.id))
+    ordered = sorted(jobs, key=lambda job: _place(job, submitted_s[job.id]))
     tallies = [state.tallies.get(job.id, Tally()) for job in ordered]
     running = [job.slots if job.state is JobState.RUNNING else 0 for job in ordered]
     degradation = [
