@@ -180,19 +180,20 @@ class RequestMeter:
 
     def _read_seldom(self, engine: _Metered) -> bool:
         """Whether a reading of its devices covers many steps already."""
-        return any(
-            source.renewed_s > 0 and any(channel.device in engine.devices for channel in source.meter.channels)
-            for source in self._sources
-        )
+        return any(source.renewed_s > 0 for source in self._sources_of(engine))
 
     def _unread_j(self, engine: _Metered) -> float:
         """What an engine can have used since its devices were last read."""
-        read_s = [
-            source.read_s
+        read_s = [source.read_s for source in self._sources_of(engine)]
+        return engine.unread_j(self._clock() - min(read_s)) if read_s else math.inf
+
+    def _sources_of(self, engine: _Metered) -> list[_Source]:
+        """The meters that read an engine's devices."""
+        return [
+            source
             for source in self._sources
             if any(channel.device in engine.devices for channel in source.meter.channels)
         ]
-        return engine.unread_j(self._clock() - min(read_s)) if read_s else math.inf
 
     def close(self) -> None:
         """Close the meters. Safe to call twice."""
