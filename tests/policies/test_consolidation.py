@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.gpu.layout import Layout
+from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.consolidation import CONSOLIDATION, Consolidation, is_part, parts
+from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, Consolidation, is_part, parts
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
@@ -96,7 +97,40 @@ def test_no_part_is_predicted_to_threaten_the_slo_or_to_cost_more(whole, rate_rp
     def watts(layout):
         return KNOWN.predict(layout, rate_rps).energy_j * rate_rps + KNOWN.awake_w(layout)
 
-    assert is_part(awake, whole) and watts(awake) <= watts(whole) + 1e-6
+    equal_w = EQUAL_RATIO * KNOWN.predict(whole, rate_rps).energy_j * rate_rps
+    assert is_part(awake, whole) and watts(awake) <= watts(whole) + equal_w + 1e-6
+
+
+def alone_at(ratio: float, spread: float) -> Predictor:
+    """Replicas draw nothing while they wait; alone, a request takes ``ratio`` of the CPU time it takes in company."""
+    known = predictor(spread=spread)
+    entries = [
+        replace(one, alone=Timings(one.loaded.service_s, one.loaded.cpu_s * ratio)) for one in known.profile.entries
+    ]
+    return replace(known, profile=replace(known.profile, entries=tuple(entries)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "awake"),
+    [
+        (1.0001, 0.08, 1),  # within the error: an instance less
+        (0.9999, 0.08, 1),
+        (1.005, 1e-9, 2),  # no error: what is dearer stays dearer
+        (10.0, 0.9, 2),  # however large the error, never 1 % more
+        (0.9, 1e-9, 1),
+    ],
+)
+def test_joules_that_differ_by_less_than_the_profiles_error_are_equal(ratio, spread, awake):
+    whole = Layout.parse(["small on cpu:1"] * 2)
+    assert len(RULE.part(whole, 40.0, alone_at(ratio, spread), GOALS, reserve=2.0).instances) == awake
+
+
+def test_a_profile_of_one_run_claims_no_error():
+    known = predictor()
+    one = Timings([0.01], [0.01])
+    entries = tuple(replace(each, alone=one, loaded=one) for each in known.profile.entries)
+    single = replace(known, profile=replace(known.profile, entries=entries))
+    assert single.energy_error_ratio(SPACE[0]) == 0.0 < known.energy_error_ratio(SPACE[0]) < 0.05
 
 
 @given(awake_w=st.floats(0.0, 50.0), whole=st.sampled_from(SPACE))

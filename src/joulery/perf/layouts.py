@@ -129,6 +129,19 @@ class Predictor:
         """
         return math.fsum(entry.awake_w for entry in self.instances(layout))
 
+    def energy_error_ratio(self, layout: Layout) -> float:
+        """By how much the joules a request of a layout and of a part of it may differ without a difference in truth.
+
+        The 95 % interval of the difference of two measured means: alone, and while the other slices work too. 0 where
+        too few runs were measured to say.
+
+        Raises:
+            DataError: A variant was not measured on its slice.
+        """
+        entries = self.instances(layout)
+        errors = (math.hypot(*(one.mean_cpu_error_ratio for one in (entry.alone, entry.loaded))) for entry in entries)
+        return max((error for error in errors if math.isfinite(error)), default=0.0)
+
     def predict(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
         """The layout under a Poisson demand.
 

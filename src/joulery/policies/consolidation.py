@@ -38,6 +38,8 @@ _NUMBERS = ("room", "growth_per_s", "used", "patience_s")
 _LEAST_RPS, _RATE_STEP, _MOST_KEPT = 1e-3, 1.05, 256
 MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
+EQUAL_RATIO = 0.01
+"""Joules a request that differ by less than this, and by less than the error of the profile, count as equal."""
 CONSOLIDATION = "consolidation"
 """Cause of the decisions that park and wake instances."""
 
@@ -92,6 +94,9 @@ class Consolidation:
     ) -> Layout:
         """The part of a layout that carries a demand with the fewest joules a second; the whole where none is better.
 
+        Of parts whose predicted joules differ by less than the error of the profile, the one with the fewest instances:
+        a core that is left empty sleeps deeper than any profile of its replicas says.
+
         Args:
             whole: The layout.
             rate_rps: Demand.
@@ -103,17 +108,18 @@ class Consolidation:
         try:
             carried_rps = rate_rps * reserve
             found = predictor.predict_slower(whole, carried_rps, slowdown_ratio)
-            best, least_w = whole, self._watts(predictor, whole, rate_rps)
+            kept = [whole]
             for part in filter(lambda part: self._empties(whole, part), itertools.islice(parts(whole), MOST_PARTS)):
                 metrics = predictor.predict_slower(part, carried_rps, slowdown_ratio)
                 keeps = metrics.utilisation_ratio <= ROOM_RATIO and self._keeps_slo(metrics.latency_s, goals)
-                watts = self._watts(predictor, part, rate_rps)
-                better = (watts, len(part.instances)) < (least_w, len(best.instances))
-                if keeps and better and metrics.accuracy_ratio >= found.accuracy_ratio - 1e-12:
-                    best, least_w = part, watts
+                if keeps and metrics.accuracy_ratio >= found.accuracy_ratio - 1e-12:
+                    kept.append(part)
+            watts = [self._watts(predictor, layout, rate_rps) for layout in kept]
+            equal_w = min(EQUAL_RATIO, predictor.energy_error_ratio(whole)) * (watts[0] - predictor.awake_w(whole))
         except DataError:
             return whole  # an instance was not profiled
-        return best
+        cheap = [(len(one.instances), one_w, at) for at, (one, one_w) in enumerate(zip(kept, watts, strict=True))]
+        return kept[min(one for one in cheap if one[1] <= min(watts) + equal_w)[2]]
 
     def _empties(self, whole: Layout, part: Layout) -> bool:
         """Whether a part leaves GPUs empty and the others as they are; any part does on CPU cores."""

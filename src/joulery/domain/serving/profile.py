@@ -71,9 +71,12 @@ class Timings:
     @property
     def mean_error_ratio(self) -> float:
         """Half-width of the 95 % confidence interval of the mean, relative to it; NaN with fewer than two samples."""
-        if len(self) < 2:
-            return float("nan")
-        return 1.96 * float(np.std(self.service_s, ddof=1)) / math.sqrt(len(self)) / self.mean_s
+        return _mean_error_ratio(self.service_s)
+
+    @cached_property
+    def mean_cpu_error_ratio(self) -> float:
+        """The same of the CPU time; NaN also where there is none."""
+        return _mean_error_ratio(self.cpu_s)
 
     @property
     def drift_ratio(self) -> float:
@@ -98,6 +101,13 @@ class Timings:
                 "drift_ratio": known_number(self.drift_ratio),
             },
         }
+
+
+def _mean_error_ratio(samples: FloatArray) -> float:
+    mean = float(np.mean(samples))
+    if len(samples) < 2 or mean == 0:
+        return float("nan")
+    return 1.96 * float(np.std(samples, ddof=1)) / math.sqrt(len(samples)) / mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -138,6 +138,19 @@ async def test_a_connection_that_breaks_is_no_second_run():
         assert (await asked(engine, 2)).attempts == 1
 
 
+async def test_a_request_whose_deadline_comes_while_no_replica_runs_is_unavailable_before_ray_is_looked_at(monkeypatch):
+    monkeypatch.setattr(engine_module, "_WATCH_S", 600.0)
+    async with served(spec(), spec()) as (engine, cluster):
+        (there,) = cluster.replicas.values()
+        for replica in there:
+            replica.kill()
+        await eventually(lambda: {view.state for view in engine.replicas()} == {ReplicaState.RESTARTING}, "their end")
+        assert not cluster.lost
+        with pytest.raises(RequestError) as caught:
+            await engine.infer("toy", InferRequest({"number": np.array([3])}, timeout_s=0.05))
+        assert caught.value.outcome is Outcome.UNAVAILABLE and caught.value.retry_after_s
+
+
 async def test_replicas_serve_on_while_what_is_connected_to_ray_is_gone():
     GATE.clear()
     async with served(spec(), spec(), deadline_s=20.0) as (engine, cluster):

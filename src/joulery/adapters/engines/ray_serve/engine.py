@@ -154,8 +154,8 @@ class RayServeEngine:
                 replica, answer, start_s, batch = await call.answer
         except TimeoutError as error:
             entry.queue.withdraw(ticket)
-            if self._away:
-                raise RequestError(self._away, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S) from error
+            if gone := self._gone(service):
+                raise RequestError(gone, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S) from error
             raise RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts) from error
         except asyncio.CancelledError:
             entry.queue.withdraw(ticket)
@@ -244,6 +244,14 @@ class RayServeEngine:
         if inputs:
             check_inputs(request, inputs)
         return entry, kind_of(request, inputs) if any(replica.spec.batch > 1 for replica in mine) else None
+
+    def _gone(self, service: str) -> str:
+        """Why nobody can answer for a service now; empty where a replica is there.
+
+        Broken connections are seen at once, a head that is gone only at the next look.
+        """
+        there = any(replica.spec.service == service for replica in self._found.values())
+        return self._away or ("" if there else f"no replica of {service} runs; they are started again")
 
     def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
