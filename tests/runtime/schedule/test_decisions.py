@@ -19,8 +19,9 @@ from joulery.domain.cluster import (
     Start,
     Stop,
 )
-from joulery.runtime.schedule.decisions import StopRules, cluster_view, next_actions, orphaned_holds
+from joulery.runtime.schedule.decisions import StopRules, cluster_view, next_actions
 from joulery.runtime.schedule.intensity import GridIntensity
+from joulery.runtime.schedule.released import orphaned_holds
 from joulery.runtime.schedule.state import SchedulerState
 
 W, R, S = JobState.WAITING, JobState.RUNNING, JobState.STOPPING
@@ -228,12 +229,39 @@ def test_the_next_in_line_is_released_so_that_it_starts_when_a_job_ends() -> Non
 
 def test_a_planned_job_that_finds_no_place_for_long_is_left_to_the_cluster() -> None:
     nodes = tuple(ClusterNode(f"g{n}", 2, 1) for n in (1, 2))
-    jobs = (*(job(n, R, 1, nodes=(f"g{n}",)) for n in (1, 2)), job(3, held=True, shape=2, spread=False))
-    snapshot = ClusterSnapshot(4, jobs, nodes=nodes)
+    wide = job(3, held=True, shape=2, min_slots=2, spread=False)
+    snapshot = ClusterSnapshot(4, (*(job(n, R, 1, nodes=(f"g{n}",)) for n in (1, 2)), wide), nodes=nodes)
     for now_s, actions in ((100.0, []), (1000.0, [Start(3, 2)])):
         rules = StopRules(frozenset(), now_s, 0.0, 500.0)
         planned = next_actions(snapshot, {3: 2, 1: 1, 2: 1}, [], passive=True, stops=rules)
         assert [one.action for one in planned] == actions
+
+
+def scattered(waiting: ClusterJob, *, start_s: float = 0.0) -> ClusterSnapshot:
+    """Two full nodes of two slots; of each the plan stops one job, and no two of them hold a wider job together."""
+    busy = (job(n, R, 1, nodes=(f"g{(n + 1) // 2}",), start_s=start_s) for n in (1, 2, 3, 4))
+    return ClusterSnapshot(4, (*busy, waiting), nodes=tuple(ClusterNode(f"g{n}", 2, 0) for n in (1, 2)))
+
+
+def test_a_job_whose_slots_would_come_free_on_several_nodes_starts_on_fewer_once_it_has_waited_long() -> None:
+    """Seen beside a real Slurm: it waited a hundred seconds on a quantum of four, and nothing was stopped for it."""
+    target = {9: 2, 1: 1, 2: 0, 3: 1, 4: 0}
+    waits = job(9, held=True, shape=2, spread=False)
+
+    def made(waiting: ClusterJob, now_s: float = 1000.0, start_s: float = 0.0) -> list[ClusterAction]:
+        rules = StopRules(None, now_s, 60.0, 500.0)
+        planned = next_actions(scattered(waiting, start_s=start_s), target, [], passive=True, stops=rules)
+        return [one.action for one in planned]
+
+    assert made(waits, 400.0) == []
+    assert made(waits) == [Start(9, 1)], "on one slot, released first"
+    assert made(replace(waits, held_by_us=False, shape=1)) == [Stop(4)], "the last of the ranking"
+    assert made(replace(waits, held_by_us=False)) == [Start(9, 1)], "also one that was released on two slots before"
+    assert made(replace(waits, stoppable=False)) == [Start(9, 2)], "it could never grow: the cluster keeps a place"
+    assert made(replace(waits, min_slots=2)) == [Start(9, 2)]
+    assert made(replace(waits, spread=True)) == [Start(9, 2)], "two slots on two nodes hold it"
+    assert made(replace(waits, spread=True, held_by_us=False)) == [Stop(4), Stop(2)]
+    assert made(replace(waits, spread=True), start_s=990.0) == [Start(9, 2)], "the jobs to stop are young: not for long"
 
 
 def test_exempt_and_ended_jobs_are_not_touched() -> None:

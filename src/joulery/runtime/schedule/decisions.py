@@ -174,10 +174,10 @@ class StopRules:
     least_run_s: float = 0.0
     patience_s: float = math.inf
 
-    def allow(self, job: ClusterJob) -> bool:
-        """Whether this running job may be stopped."""
-        young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
-        return job.stoppable and not young and (self.jobs is None or job.id in self.jobs)
+    def allow(self, job: ClusterJob, *, young: bool = False) -> bool:
+        """Whether this running job may be stopped; ``young``: once it has run for a while."""
+        too_young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
+        return job.stoppable and (young or not too_young) and (self.jobs is None or job.id in self.jobs)
 
 
 def next_actions(
@@ -297,32 +297,53 @@ class _Actions:
                 continue
             if job.state is JobState.STOPPING:
                 self._free.reserve(job, max(0, want - job.slots))
-            if job.state is not JobState.WAITING or job.blocked:
+            if job.state is not JobState.WAITING or job.blocked or self._placed(job, want):
                 continue
-            held = job.held_by_us or job.shape != want
-            if self._free.take(job, want):
-                self._coming.take(job, want)
-                if held:
-                    self._add(Start(job.id, want), f"its turn, on {want} as planned")
-            elif self._coming.take(job, want):
-                self._granted.add(job.id)
-                self._free.reserve(job, want)
-                self._growth.count(job, want)
+            tired = self._stops.now_s - job.submit_s > self._stops.patience_s
+            if tired and self._narrower(job, want):
+                continue
+            if not (self._snapshot.self_starting and (job.held_by_us or job.shape != want)):
                 self._short.add(job.pool)
-            elif not (self._snapshot.self_starting and held):
-                self._short.add(job.pool)
-                if job.judged:
-                    self._ready.append((job, want))
-            elif self._needed(job, want):
-                self._short.add(job.pool)
-                self._add(Start(job.id, want), f"its turn: released before others stop, on {want} as planned")
-            elif self._stops.now_s - job.submit_s > self._stops.patience_s:
+            elif tired:
                 self._add(Start(job.id, want), f"its turn, and no place for {want}: the cluster keeps one")
             elif not job.held_by_us:
                 self._add(Hold(job.id), f"waits for {want} slots")
 
-    def _victims(self, successor: ClusterJob) -> list[ClusterJob]:
-        """Running jobs of the pool that the plan runs no longer, last of the ranking first."""
+    def _placed(self, job: ClusterJob, want: int) -> bool:
+        """Whether a waiting job has so many slots: free ones, some that come, or those of jobs to stop for it."""
+        held = job.held_by_us or job.shape != want
+        if self._free.take(job, want):
+            self._coming.take(job, want)
+            if held:
+                self._add(Start(job.id, want), f"its turn, on {want} as planned")
+            return True
+        if self._coming.take(job, want):
+            self._granted.add(job.id)
+            self._free.reserve(job, want)
+            self._growth.count(job, want)
+            self._short.add(job.pool)
+            return True
+        waits = not (self._snapshot.self_starting and held)
+        if waits and job.judged:
+            self._ready.append((job, want))
+        if not self._needed(job, want, self._victims(job)):
+            return False
+        self._short.add(job.pool)
+        if not waits:
+            self._add(Start(job.id, want), f"its turn: released before others stop, on {want} as planned")
+        return True
+
+    def _narrower(self, job: ClusterJob, want: int) -> bool:
+        """Whether a job that may grow later has a place on fewer slots, while no jobs to stop hold so many together.
+
+        Slots that come free one by one on several nodes would never hold it.
+        """
+        if not job.stoppable or self._needed(job, want, self._victims(job, young=True)):
+            return False
+        return any(self._placed(job, fewer) for fewer in range(want - 1, job.min_slots - 1, -1))
+
+    def _victims(self, successor: ClusterJob, *, young: bool = False) -> list[ClusterJob]:
+        """Running jobs of the pool that the plan runs no longer, last of the ranking first; also ``young`` ones."""
         rank = {number: at for at, (number, _) in enumerate(self._waiting)}
         found = [
             job
@@ -331,14 +352,16 @@ class _Actions:
             and job.pool == successor.pool
             and self._target.get(job.id, job.slots) == 0
             and job.id not in self._stopped
-            and self._stops.allow(job)
+            and self._stops.allow(job, young=young)
         ]
         return sorted(found, key=lambda job: (-rank.get(job.id, len(rank)), -job.id))
 
     def _stop_for_ready(self) -> None:
         """Stop the jobs whose slots the ready successors need."""
         for successor, want in self._ready:
-            chosen = self._needed(successor, want)
+            if successor.id in self._granted:
+                continue
+            chosen = self._needed(successor, want, self._victims(successor))
             if not chosen or not self._growth.allows(successor, chosen):
                 continue
             if not self._keeps_busy(successor, want, chosen):
@@ -379,10 +402,10 @@ class _Actions:
             used += slots if trial.take(job, slots) else 0
         return used
 
-    def _needed(self, successor: ClusterJob, want: int) -> list[ClusterJob]:
-        """The fewest jobs, last of the ranking first, whose slots hold the successor; none if all do not."""
+    def _needed(self, successor: ClusterJob, want: int, victims: Sequence[ClusterJob]) -> list[ClusterJob]:
+        """The fewest of the victims, the first of them first, whose slots hold the successor; none if all do not."""
         trial, chosen = self._coming.copy(), []
-        for job in self._victims(successor):
+        for job in victims:
             chosen.append(job)
             trial.give(job)
             if trial.fits(successor, want):
@@ -471,14 +494,3 @@ class _Actions:
                 continue
             if idle and not job.held_by_us and not job.blocked:
                 self._add(Hold(job.id), CLEANER if job.id in self._patient else "others go first")
-
-
-def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[PlannedAction]:
-    """Releases of the jobs that joulery holds and the journal does not know."""
-    if not snapshot.self_starting:
-        return []
-    return [
-        PlannedAction(Release(job.id), "held by joulery, and the journal does not know it")
-        for job in snapshot.jobs
-        if job.held_by_us and job.state is JobState.WAITING and job.id not in known and job.tasks == 1
-    ]

@@ -1,11 +1,12 @@
-"""Released jobs that the cluster does not start: which of them give the slots planned for them to others."""
+"""Released jobs that the cluster does not start, whose slots go to others; and holds that nobody knows, to release."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState, Release
+from joulery.runtime.schedule.decisions import PlannedAction
 from joulery.runtime.schedule.free_slots import FreeSlots
 
 
@@ -78,3 +79,14 @@ class ReleasedJobs:
             return "lacks resources other than free slots, says the cluster"
         late = now_s - max(since_s, fit.since_s) > self.start_s
         return f"did not start on free slots within {self.start_s:g} s" if late else ""
+
+
+def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[PlannedAction]:
+    """Releases of the jobs that joulery holds and the journal does not know."""
+    if not snapshot.self_starting:
+        return []
+    return [
+        PlannedAction(Release(job.id), "held by joulery, and the journal does not know it")
+        for job in snapshot.jobs
+        if job.held_by_us and job.state is JobState.WAITING and job.id not in known and job.tasks == 1
+    ]

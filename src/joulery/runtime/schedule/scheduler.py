@@ -34,14 +34,13 @@ from joulery.runtime.schedule.decisions import (
     kind_name,
     latest_start_s,
     next_actions,
-    orphaned_holds,
     schedulable,
 )
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
-from joulery.runtime.schedule.released import ReleasedJobs
+from joulery.runtime.schedule.released import ReleasedJobs, orphaned_holds
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (
     apply_event,
