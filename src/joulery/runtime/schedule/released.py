@@ -1,4 +1,4 @@
-"""Released jobs that the cluster does not start, whose slots go to others; and holds that nobody knows, to release."""
+"""Released jobs that the cluster does not start, whose slots go to others; holds that are to be released."""
 
 from __future__ import annotations
 

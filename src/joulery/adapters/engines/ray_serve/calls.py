@@ -142,6 +142,13 @@ class RayService:
     ripe: asyncio.TimerHandle | None = None
 
 
+def out_of_time(ticket: Ticket[RayCall], away: str, retry_after_s: float) -> RequestError:
+    """The error of a request whose deadline came; where no replica could answer it, with the reason, ``away``."""
+    if away:
+        return RequestError(away, Outcome.UNAVAILABLE, retry_after_s=retry_after_s)
+    return RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts)
+
+
 def queued(services: Mapping[str, RayService], at_0_s: float) -> tuple[QueuedRequest, ...]:
     """Every request in a replica or waiting, by arrival.
 

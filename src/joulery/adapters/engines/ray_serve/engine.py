@@ -27,6 +27,7 @@ from joulery.adapters.engines.ray_serve.calls import (
     RayService,
     answers_of,
     fail,
+    out_of_time,
     queued,
     request_of,
     response,
@@ -65,6 +66,8 @@ _WATCH_S = 1.0
 """Between two looks at replicas that are not."""
 _RETRY_LOST_S = 5.0
 """Between two attempts to reach a cluster that is gone."""
+_NONE_RUNS = "no replica of the service runs now; Ray starts them again"
+"""Known as soon as connections break; that the cluster is gone only at the next look."""
 _RETRY_AFTER_S = 1.0
 """What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
 
@@ -91,8 +94,7 @@ class RayServeEngine:
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._limits = QueueLimits(settings.queue)
-        self._closed = False
-        self._away = ""
+        self._closed, self._away = False, ""
         self._gone_s: dict[str, float] = {}
         self._ranks: dict[str, int] = {}
 
@@ -154,9 +156,8 @@ class RayServeEngine:
                 replica, answer, start_s, batch = await call.answer
         except TimeoutError as error:
             entry.queue.withdraw(ticket)
-            if gone := self._gone(service):
-                raise RequestError(gone, Outcome.UNAVAILABLE, retry_after_s=_RETRY_LOST_S) from error
-            raise RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts) from error
+            running = any(replica.spec.service == service for replica in self._found.values())
+            raise out_of_time(ticket, self._away or ("" if running else _NONE_RUNS), _RETRY_LOST_S) from error
         except asyncio.CancelledError:
             entry.queue.withdraw(ticket)
             self._pump(entry)
@@ -193,8 +194,7 @@ class RayServeEngine:
             await self._end(before.keys() - wanted.keys(), wanted)
             if self._watching is None:
                 self._watching = asyncio.create_task(self._watch(), name="ray replicas")
-            fresh = [replica for replica in self._found.values() if replica.id not in known]
-            changed = [replica for replica in self._found.values() if new[replica.spec] > old[replica.spec]]
+            fresh = {one for one in self._found.values() if one.id not in known or new[one.spec] > old[one.spec]}
             return Transition(
                 started=tuple(sorted((new - old).elements())),
                 stopped=tuple(sorted((old - new).elements())),
@@ -202,7 +202,7 @@ class RayServeEngine:
                 start_s=start_s,
                 ready_s=ready_s,
                 duration_s=time.monotonic() - start,
-                startup_cpu_s=sum(float(replica.info["startup_cpu_s"]) for replica in {*fresh, *changed}),
+                startup_cpu_s=sum(float(replica.info["startup_cpu_s"]) for replica in fresh),
             )
 
     async def close(self) -> None:
@@ -244,14 +244,6 @@ class RayServeEngine:
         if inputs:
             check_inputs(request, inputs)
         return entry, kind_of(request, inputs) if any(replica.spec.batch > 1 for replica in mine) else None
-
-    def _gone(self, service: str) -> str:
-        """Why nobody can answer for a service now; empty where a replica is there.
-
-        Broken connections are seen at once, a head that is gone only at the next look.
-        """
-        there = any(replica.spec.service == service for replica in self._found.values())
-        return self._away or ("" if there else f"no replica of {service} runs; they are started again")
 
     def _pump(self, entry: RayService) -> None:
         """Give waiting requests to free replicas."""
