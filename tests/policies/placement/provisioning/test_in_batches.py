@@ -71,3 +71,4 @@ def test_more_kinds_than_are_planned_at_once(monkeypatch, rules):
     assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}
     assert result.bound.usd_per_hour <= result.usd_per_hour
     assert len(result.gpus) <= len(provision("igniter", workloads, [V100]).gpus)
+    assert provision("best", workloads, [V100], rules) == result

@@ -15,6 +15,7 @@ from joulery.domain.gpu.provisioning import Arrivals
 from joulery.policies.placement import master
 from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
+from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
 from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchangeable
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import replan_worst
@@ -148,6 +149,39 @@ def test_prices_found_for_some_services_bound_all():
     assert again.usd_per_hour == pytest.approx(whole.certificate().usd_per_hour)
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10_000), st.integers(14, 30))
+def test_the_bound_of_some_services_is_raised_by_all(seed, count):
+    """From the boxes of a sample to all services: no plan is cheaper, and the prices alone prove it."""
+    problem = servable(seed, count, 2)
+    part = relaxed(problem, 8)
+    part.raise_bound(math.inf, 3)
+    before = part.certificate()
+    every = part.for_all()
+    assert not part.complete and not every.complete
+    assert every.certificate().usd_per_hour == pytest.approx(before.usd_per_hour)
+    every.raise_bound(math.inf, 2)
+    after = every.certificate()
+    plan = _planned_batch(problem.types, Rules(max_replicas=2), problem.workloads)
+    assert before.usd_per_hour * (1 - 1e-9) <= after.usd_per_hour <= len(plan) * V100.usd_per_hour
+    assert relaxed(problem).certified(after.prices).usd_per_hour == pytest.approx(after.usd_per_hour)
+    assert part.certificate().usd_per_hour == before.usd_per_hour, "the sample is left as it was"
+
+
+def test_services_in_batches_have_the_bound_of_all_where_they_are_not_too_many(monkeypatch):
+    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 30)
+    monkeypatch.setattr(many_kinds, "_SAMPLE_KINDS", 15)
+    monkeypatch.setattr(many_kinds, "_GAP_ENOUGH", 0.0)
+    problem = problem_of(workloads(rows(36, varied=True)), [V100], Rules())
+    plan, bounds = _planned_batch(problem.types, Rules(), problem.workloads), []
+    for kinds in (35, 36):
+        monkeypatch.setattr(many_kinds, "_ALL_KINDS", kinds)
+        proof = _Proof(problem)
+        proof.raise_for((len(plan) + 1) * V100.usd_per_hour)
+        bounds.append(proof.relaxed)
+    assert volume(problem) < bounds[0] < bounds[1] <= len(plan) * V100.usd_per_hour
+
+
 def test_cutting_boxes_never_lowers_the_bound():
     relaxation, bounds = relaxed(problem_of(random_services(8, 20), [V100], Rules(max_replicas=2))), []
     for _ in range(4):
@@ -279,6 +313,8 @@ def test_gpus_planned_again_serve_the_same_services():
     served = sorted((share.part.workload, share.part.replica) for gpu in after for share in gpu.shares)
     assert served == sorted((share.part.workload, share.part.replica) for gpu in gpus for share in gpu.shares)
     assert replan_worst(problem, gpus, np.ones(len(problem.kinds)), lambda some: planner(some)[:1] * 9, 4) == gpus
+    # Cheaper because it leaves services out, as where the solver reached a limit.
+    assert replan_worst(problem, gpus, np.ones(len(problem.kinds)), lambda some: planner(some)[:1], 4) == gpus
 
 
 def test_a_batch_has_no_more_gpus_on_a_busy_machine(monkeypatch):

@@ -70,7 +70,9 @@ def replan_worst(
         (chosen if len(chosen) + len(group) <= most else kept).extend(group)
     pool = sorted({share.part.workload for gpu in chosen for share in gpu.shares})
     again = [_renamed(gpu, pool) for gpu in planner([problem.workloads[index] for index in pool])]
-    return (*kept, *again) if cost_of(problem, again) <= cost_of(problem, chosen) else gpus
+    served = {share.part.workload for gpu in again for share in gpu.shares}
+    better = len(served) == len(pool) and cost_of(problem, again) <= cost_of(problem, chosen)
+    return (*kept, *again) if better else gpus
 
 
 def each_model_in_turn(models: Sequence[str]) -> list[int]:

@@ -47,6 +47,8 @@ _SEARCHED_KINDS, _SEARCHES = 30, 3
 """Different services up to which all patterns are searched for a bound, and how often."""
 _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
 """How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
+_BOX_CUTS_ALL, _ALL_KINDS = 3, 500
+"""How often they are cut for all services after that at most, and up to how many."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
 """Different services up to which a better plan is searched for, and again with services cut further."""
 _EXCHANGES = 4
@@ -81,10 +83,19 @@ class _Proof:
         if self.near(usd_per_hour):
             return
         self._boxes = self._boxes or self._relaxation()
-        sample = not self._boxes.complete
-        wanted = math.inf if sample else self._wanted(usd_per_hour)
-        self._boxes.raise_bound(wanted, _BOX_CUTS_SAMPLE if sample else _BOX_CUTS)
-        certificate = self._boxes.certificate()
+        if self._boxes.complete:
+            self._boxes.raise_bound(self._wanted(usd_per_hour), _BOX_CUTS)
+            self._certify(self._boxes)
+            return
+        self._boxes.raise_bound(math.inf, _BOX_CUTS_SAMPLE)
+        self._certify(self._boxes)
+        if not self.near(usd_per_hour) and len(self._problem.kinds) <= _ALL_KINDS:
+            every = self._boxes.for_all()
+            every.raise_bound(self._wanted(usd_per_hour), _BOX_CUTS_ALL)
+            self._certify(every)
+
+    def _certify(self, boxes: BoxRelaxation) -> None:
+        certificate = boxes.certificate()
         self.values = certificate.values
         self._raise(certificate.usd_per_hour)
 

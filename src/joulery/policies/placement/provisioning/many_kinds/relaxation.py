@@ -13,6 +13,7 @@ them. Boxes that are used are cut in two, from one solution to the next, which r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,18 +21,16 @@ import numpy as np
 
 from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.policies.placement.master import new_model, run
-from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import (
-    PROCESSES_MAX,
-    Boxes,
-    Knapsacks,
-)
+from joulery.policies.placement.provisioning.many_kinds.box_uses import BoxedServices, services_of
+from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import PROCESSES_MAX, Boxes, Knapsacks
 from joulery.policies.placement.provisioning.options import Item
-from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Packing
+from joulery.policies.placement.provisioning.packing import IntArray, Packing
 
 _ROUNDS = 30
 """Rounds of pricing in one solution, at most."""
-_WEIGHT = 0.3
-"""Weight of the best prices so far in the next ones: the relaxation over few columns prices boxes at random."""
+_WEIGHT, _WEIGHT_NEAR = 0.3, 0.8
+"""Weight of the best prices so far in the next ones: the relaxation over few columns prices boxes at random. More where
+the first prices are nearly the best."""
 _BOXES_EACH, _NEAR = 6, 1.02
 """Ways to place a service that join in one round: in so many boxes, if they cost hardly more than the cheapest."""
 _KEPT = 1.01
@@ -48,6 +47,8 @@ _COARSE, _FINE = 2e-3, 1e-4
 """How close bound and optimum are in a solution, and where the optimum says that the bound wanted is in reach."""
 _AHEAD = 4
 """A bound is out of reach that is not reached in so many times the last rise of the optimum, over as few cuts."""
+_CLOSE = 1.06
+"""Items that cost more than this, against their service's cheapest, are left to the certificate in ``for_all``."""
 _TINY = 1e-9
 
 
@@ -88,76 +89,6 @@ class Column(NamedTuple):
     size: int
 
 
-class _Uses(NamedTuple):
-    """What a process needs in each box at least: float64[sizes, boxes, items]; memory as a ratio, float64[items].
-
-    Where it does not fit it needs 0 units, and ``barred``, which is 0 elsewhere, is infinite.
-    """
-
-    units: FloatArray
-    power_w: FloatArray
-    cache_percent: FloatArray
-    barred: FloatArray
-    memory: FloatArray
-
-    def cost(self, prices: FloatArray) -> FloatArray:
-        """Of every process at prices of the resources, float64[sizes, boxes, items]; infinite where it does not fit."""
-        units, processes, power, cache, memory = (column[:, None] for column in prices.T)
-        total = units * self.units
-        total += power * self.power_w
-        total += cache * self.cache_percent
-        total += processes + memory * self.memory
-        total += self.barred
-        return np.asarray(total, np.float64)
-
-    def joined(self, keep: IntArray, other: _Uses) -> _Uses:
-        """Those of some boxes, and of others behind them."""
-        pairs = zip(self[:4], other[:4], strict=True)
-        units, power_w, cache_percent, barred = (np.concatenate([mine[:, keep], more], axis=1) for mine, more in pairs)
-        return _Uses(units, power_w, cache_percent, barred, self.memory)
-
-
-class _Services(NamedTuple):
-    """Some services and what is known of their items.
-
-    Attributes:
-        knapsacks: For each GPU type, of these items.
-        memory: For each GPU type: memory of each item as a ratio of the GPU's, float64[items].
-        demand: Services of each kind, float64[kinds].
-        kind, replicas, starts: Of each item; the first item of each kind.
-        alone_usd: What a service of each kind costs on GPUs of its own, float64[kinds].
-    """
-
-    knapsacks: tuple[Knapsacks, ...]
-    memory: tuple[FloatArray, ...]
-    demand: FloatArray
-    kind: IntArray
-    replicas: FloatArray
-    starts: IntArray
-    alone_usd: FloatArray
-
-    def uses(self, index: int, boxes: Boxes) -> _Uses:
-        """What they need in boxes of one type."""
-        table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
-        slope, offset_w, cache_slope, cache_offset, _ = per_item
-        # The last size of the table stands for several copies; here each process has a size of its own.
-        units = np.ascontiguousarray(np.moveaxis(table.units[:, :, :-1], 2, 0), np.float64)
-        ability = np.ascontiguousarray(np.moveaxis(table.ability[:, :, :-1], 2, 0))
-        fits = units < NEVER
-        return _Uses(
-            np.where(fits, units, 0.0),
-            slope * ability + offset_w,
-            cache_slope * ability + cache_offset,
-            np.where(fits, 0.0, np.inf),
-            self.memory[index],
-        )
-
-    def cheapest(self, cost: FloatArray) -> FloatArray:
-        """The cheapest way to serve one of each kind in each box, float64[boxes, kinds]."""
-        each = cost.min(axis=0) * self.replicas
-        return np.asarray(np.minimum.reduceat(each, self.starts, axis=1), np.float64)
-
-
 class BoxRelaxation:
     """The relaxation of one problem; see the module.
 
@@ -169,6 +100,7 @@ class BoxRelaxation:
         kinds: Solve for so many kinds at most, chosen evenly by what they need.
 
     Attributes:
+        complete: Whether it is solved for all items of all kinds; if not, the certificate looks at the others.
         value: The optimum over the columns there are, in dollars an hour: no bound of these boxes is higher.
     """
 
@@ -181,14 +113,19 @@ class BoxRelaxation:
         kinds: int,
     ) -> None:
         self._packings, self._items, self._demand, self._all = packings, items, demand, knapsacks
-        self.complete = len(demand) <= kinds
+        self.complete, self._weight = len(demand) <= kinds, _WEIGHT
         self._some = self._services(_spread(packings, items, len(demand), kinds))
         self._usd = [packing.gpu_type.usd_per_hour for packing in packings]
         self._boxes = [each.boxes() for each in knapsacks]
-        self._uses = [self._some.uses(index, boxes) for index, boxes in enumerate(self._boxes)]
         self._prices = [_by_share(*each) for each in zip(packings, self._boxes, strict=True)]
+        self._start()
+
+    def _start(self) -> None:
+        """Know no columns; the bound is that of the prices there are."""
+        self._latest: tuple[Sequence[BoxPrices], FloatArray, FloatArray] | None = None
+        self._uses = [self._some.uses(index, boxes) for index, boxes in enumerate(self._boxes)]
         self._bound = self._certificate(self._prices, self._values(self._prices))
-        self._known: list[dict[Column, None]] = [{} for _ in packings]
+        self._known: list[dict[Column, None]] = [{} for _ in self._packings]
         self._gpus = [np.zeros(len(each.processes)) for each in self._boxes]
         self._load = [np.zeros((2, len(each.processes))) for each in self._boxes]
         self.value = np.inf
@@ -202,38 +139,46 @@ class BoxRelaxation:
 
     def certified(self, prices: Sequence[BoxPrices]) -> Certificate:
         """The bound that prices prove for all services, whatever they were found for."""
-        values = np.zeros(len(self._demand))
-        for first in range(0, len(values), _KINDS_AT_ONCE):
-            chosen = np.arange(first, min(first + _KINDS_AT_ONCE, len(values)))
-            some = self._services(chosen)
-            worth = some.alone_usd
-            for mine in prices:
-                cost = some.uses(mine.type_index, mine.boxes).cost(mine.prices)
-                worth = np.minimum(worth, some.cheapest(cost).min(axis=0, initial=np.inf))
-            values[chosen] = worth
+        values, _ = self._worked_out(prices)
         dear = max(1.0, *(_dear(self._packings[mine.type_index], mine.boxes, mine.prices) for mine in prices))
         scaled = tuple(mine._replace(prices=mine.prices / dear) for mine in prices)
         return Certificate(float(np.array(self._demand, np.float64) @ values) / dear, values / dear, scaled)
 
-    def _services(self, kinds: IntArray) -> _Services:
-        """Those of some kinds, numbered from 0."""
-        number = {int(kind): at for at, kind in enumerate(kinds)}
-        chosen = np.array([at for at, item in enumerate(self._items) if item.kind in number], np.int64)
-        kind = np.array([number[self._items[at].kind] for at in chosen], np.int64)
-        replicas = np.array([self._items[at].replicas for at in chosen], np.float64)
-        alone = np.full(len(kinds), np.inf)
-        for packing in self._packings:
-            fits = packing.alone[chosen] <= packing.capacity
-            np.minimum.at(alone, kind, np.where(fits, replicas * packing.gpu_type.usd_per_hour, np.inf))
-        return _Services(
-            tuple(each.of(chosen) for each in self._all),
-            tuple(packing.memory_bytes[chosen] / packing.memory_limit_bytes for packing in self._packings),
-            np.array(self._demand, np.float64)[kinds],
-            kind,
-            replicas,
-            np.r_[0, np.flatnonzero(np.diff(kind)) + 1],
-            alone,
-        )
+    def for_all(self) -> BoxRelaxation:
+        """The relaxation for all kinds, with the boxes and prices of the best bound for the sample.
+
+        It knows the items alone that are nearly the cheapest of their kind at these prices, a third of all. Its
+        certificate is for every item.
+        """
+        values, each = self._worked_out(self._bound.prices)
+        kind = np.array([item.kind for item in self._items])
+        every = copy.copy(self)
+        every._weight = _WEIGHT_NEAR
+        every._some = self._services(np.arange(len(values)), each <= _CLOSE * values[kind])
+        every._boxes = [mine.boxes for mine in self._bound.prices]
+        every._prices = [mine.prices for mine in self._bound.prices]
+        every._start()
+        return every
+
+    def _worked_out(self, prices: Sequence[BoxPrices]) -> tuple[FloatArray, FloatArray]:
+        """What a service of each kind costs at least at these prices, and by each item, float64[kinds] and [items]."""
+        if self._latest is not None and self._latest[0] is prices:
+            return self._latest[1:]
+        values, each = np.zeros(len(self._demand)), np.full(len(self._items), np.inf)
+        for first in range(0, len(values), _KINDS_AT_ONCE):
+            chosen = np.arange(first, min(first + _KINDS_AT_ONCE, len(values)))
+            some = self._services(chosen)
+            cheapest = np.full(len(some.kind), np.inf)
+            for mine in prices:
+                cost = some.uses(mine.type_index, mine.boxes).cost(mine.prices)
+                cheapest = np.minimum(cheapest, cost.min(axis=(0, 1), initial=np.inf) * some.replicas)
+            values[chosen] = np.minimum(some.alone_usd, np.minimum.reduceat(cheapest, some.starts))
+            each[some.items] = cheapest
+        self._latest = prices, values, each
+        return values, each
+
+    def _services(self, kinds: IntArray, close: BoolArray | None = None) -> BoxedServices:
+        return services_of(self._packings, self._items, self._demand, self._all, kinds, close)
 
     def raise_bound(self, wanted_usd: float, cuts: int) -> None:
         """Cut boxes until the bound is as high as wanted, as it seems out of reach, or so many times.
@@ -262,7 +207,7 @@ class BoxRelaxation:
             held = [mine.prices for mine in best.prices]
             prices = [self._raised(index, prices[index], held[index]) for index in range(len(prices))]
             if turn:
-                prices = [_WEIGHT * old + (1 - _WEIGHT) * new for old, new in zip(held, prices, strict=True)]
+                prices = [self._weight * old + (1 - self._weight) * new for old, new in zip(held, prices, strict=True)]
             costs = [uses.cost(mine) for uses, mine in zip(self._uses, prices, strict=True)]
             cheapest = [self._some.cheapest(cost) for cost in costs]
             values = self._values(prices, cheapest)
