@@ -3,7 +3,7 @@
 Where a GPU costs much beside its requests (rent, host watts), fractions of GPUs are far below whole ones, and a solver
 that branches on single patterns hardly raises its bound: another pattern stands in for each. With the number of all
 GPUs fixed, the rest is close to its relaxation. That relaxation is convex in the number, so the numbers worth solving
-for lie side by side. A pattern that costs so much more than it is worth there that no better solution has it is left out.
+for lie side by side. A pattern that costs more there beyond its worth than a better solution may is left out.
 """
 
 from __future__ import annotations
