@@ -206,7 +206,8 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
     again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6), whole.value)
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
-    proven = complete and generator.master.divisions_complete and again.status is not SolveStatus.OPEN
+    none_better = not generator.problem.slices and again.status is SolveStatus.INFEASIBLE
+    proven = complete and generator.master.divisions_complete and (again.status is SolveStatus.OPTIMAL or none_better)
     branched = min(again.proven, whole.value) if complete else 0.0
     return _Best(better, proven, branched, limit_reached=again.status is SolveStatus.OPEN)
 
