@@ -46,6 +46,28 @@ def test_a_gap_that_is_good_enough_still_bounds():
         assert best * (1 - 1e-9) <= found.value <= best * 1.06
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_only_a_solution_better_than_the_one_known_is_sought(seed):
+    best = solve_at_once(covering(seed)[0]).value
+    model, columns = covering(seed)
+    better = solve_by_count(model, columns, 1e-9, 10_000, beat=best * 1.01)
+    assert better.status is SolveStatus.OPTIMAL
+    assert better.value == pytest.approx(best, rel=1e-7)
+    assert best * (1 - 1e-6) <= better.proven <= best * (1 + 1e-9)
+    model, columns = covering(seed)
+    none = solve_by_count(model, columns, 1e-9, 10_000, beat=best)
+    assert none.status is not SolveStatus.OPEN
+    assert min(none.value, best) == pytest.approx(best, rel=1e-7)
+    assert best * (1 - 1e-6) <= none.proven <= best * (1 + 1e-9)
+
+
+def test_patterns_left_out_at_one_number_of_gpus_are_back_at_the_next():
+    for seed in range(25):
+        model, columns = covering(seed)
+        solve_by_count(model, columns, 1e-9, 10_000, beat=solve_at_once(covering(seed)[0]).value * 1.05)
+        assert all(math.isinf(most) for most in model.getLp().col_upper_[: len(columns)])
+
+
 def test_no_solution_is_said():
     model, columns = covering(3)
     add_row(model, -math.inf, -1.0, list(columns), [1.0] * len(columns))

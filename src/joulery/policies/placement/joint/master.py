@@ -197,6 +197,7 @@ class JointMaster:
         seconds: float,
         branchings: int,
         slack: float = math.inf,
+        beat: float = math.inf,
         moves: SliceMoves | None = None,
     ) -> JointSolution:
         """The best whole numbers over the patterns so far, within the limits on work.
@@ -205,6 +206,7 @@ class JointMaster:
             gap_ratio, seconds, branchings: The limits.
             slack: Slices and cuts that cost more than this beyond what they are worth, at the prices of the last
                 relaxation, are left out: no plan has any that is less than this above the relaxation.
+            beat: What the best one known costs; where none costs less, nothing is returned. Not looked at on slices.
             moves: Slices that run, and how many of them may change; None for any number.
         """
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
@@ -222,7 +224,7 @@ class JointMaster:
         found = (
             solve_at_once(mip)
             if self.problem.slices
-            else solve_by_count(mip, range(first, last), gap_ratio, branchings)
+            else solve_by_count(mip, range(first, last), gap_ratio, branchings, beat)
         )
         if not len(found.values):
             return JointSolution({}, {}, math.inf, self.problem.rates_rps, found.status)

@@ -159,12 +159,12 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
     return found
 
 
-def _whole(generator: JointGenerator, gap_ratio: float, slack: float) -> JointSolution:
+def _whole(generator: JointGenerator, gap_ratio: float, slack: float, beat: float = math.inf) -> JointSolution:
     effort = generator.effort
     seconds = effort.seconds * (_CUT_SECONDS if generator.problem.slices else 1.0)
     few = gap_ratio > _EXACT_RATIO and not generator.problem.slices
     branchings = effort.branchings // (_QUICK_PART if few else 1)
-    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=branchings, slack=slack)
+    return generator.master.whole(gap_ratio=gap_ratio, seconds=seconds, branchings=branchings, slack=slack, beat=beat)
 
 
 def _served(whole: JointSolution) -> bool:
@@ -203,10 +203,11 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
     if slack > abs(whole.value) * generator.effort.wide_ratio:
         return _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
     complete = generator.enrich(proof.duals, slack)
-    again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6))
+    again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6), whole.value)
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
-    proven = complete and generator.master.divisions_complete and again.status is SolveStatus.OPTIMAL
+    none_better = not generator.problem.slices and again.status is SolveStatus.INFEASIBLE
+    proven = complete and generator.master.divisions_complete and (again.status is SolveStatus.OPTIMAL or none_better)
     branched = min(again.proven, whole.value) if complete else 0.0
     return _Best(better, proven, branched, limit_reached=again.status is SolveStatus.OPEN)
 
@@ -215,7 +216,7 @@ def _at_its_count(generator: JointGenerator, whole: JointSolution, gpus: int) ->
     """Whole numbers again, with the patterns that are worth something where there are so many GPUs."""
     at_count = generator.generate(generator.master.relax(gpus), gpus)
     generator.enrich(at_count, max(whole.value - at_count.value, 0.0))
-    again = _whole(generator, _QUICK_RATIO, math.inf)
+    again = _whole(generator, _QUICK_RATIO, math.inf, whole.value)
     return again if _served(again) and again.value <= whole.value else whole
 
 

@@ -36,6 +36,7 @@ from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of, on_hosts_of
 from joulery.policies.placement.master import add_row, make_whole, new_model, run
+from joulery.policies.placement.provisioning.packing import Pattern
 
 Sizes = dict[str, dict[int, set[int]]]
 """Largest batches by service and by the number of equal parts of its rate."""
@@ -246,25 +247,32 @@ def best_patterns(certificate: PlanCertificate, most: int) -> list[CertifiedPatt
 def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort) -> JointGenerator:
     """Patterns for today's rates: the known ones first."""
     generator = JointGenerator(problem, effort.generation)
-    certificate = before.certificate
-    if certificate is not None:
-        index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
-        names = {each.workload.id: at for at, each in enumerate(problem.services)}
-        for pattern in _by_name(certificate, best_patterns(certificate, _SIZES)):
-            items = []
-            for each in pattern.instances:
-                at = names.get(each.service, -1)
-                models = [variant.model for variant in problem.services[at].variants] if at >= 0 else []
-                parts = round(certificate.rates_rps[each.service] / each.capacity_rps)
-                if each.variant in models:
-                    items.append(index.get((at, models.index(each.variant), parts), -1))
-            if len(items) < len(pattern.instances) or min(items) < 0:
-                continue
-            for machine, one in enumerate(problem.machines):
-                if one.gpu_type.name == pattern.type:
-                    generator.add(machine, tuple(sorted(items)))
+    known = [] if before.certificate is None else _known(problem, before.certificate)
+    for machine, packing in enumerate(problem.packings):
+        packing.screen(pattern for at, pattern in known if at == machine)
+    for machine, pattern in known:
+        generator.add(machine, pattern)
     generator.generate(generator.master.relax())
     return generator
+
+
+def _known(problem: JointProblem, certificate: PlanCertificate) -> list[tuple[int, Pattern]]:
+    """Machines and patterns of the best patterns of a plan, as far as they are choices of the problem."""
+    index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
+    names = {each.workload.id: at for at, each in enumerate(problem.services)}
+    found: list[tuple[int, Pattern]] = []
+    for pattern in _by_name(certificate, best_patterns(certificate, _SIZES)):
+        items = []
+        for each in pattern.instances:
+            at = names.get(each.service, -1)
+            models = [variant.model for variant in problem.services[at].variants] if at >= 0 else []
+            parts = round(certificate.rates_rps[each.service] / each.capacity_rps)
+            if each.variant in models:
+                items.append(index.get((at, models.index(each.variant), parts), -1))
+        if len(items) == len(pattern.instances) and min(items) >= 0:
+            machines = (at for at, one in enumerate(problem.machines) if one.gpu_type.name == pattern.type)
+            found += [(machine, tuple(sorted(items))) for machine in machines]
+    return found
 
 
 def _by_name(certificate: PlanCertificate, patterns: Sequence[CertifiedPattern]) -> list[CertifiedPattern]:
