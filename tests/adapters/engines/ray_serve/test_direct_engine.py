@@ -142,6 +142,7 @@ async def test_a_request_whose_deadline_comes_while_no_replica_runs_is_unavailab
     monkeypatch.setattr(engine_module, "_WATCH_S", 600.0)
     async with served(spec(), spec()) as (engine, cluster):
         (there,) = cluster.replicas.values()
+        await eventually(lambda: all(replica._listener._lines for replica in there), "lines that a kill can break")
         for replica in there:
             replica.kill()
         await eventually(lambda: {view.state for view in engine.replicas()} == {ReplicaState.RESTARTING}, "their end")
