@@ -14,6 +14,7 @@ MACHINE = {
     "no data set": r"the data set is not here",
     "no vLLM": r"vLLM is not installed: make test-vllm",
     "no kubectl": r"kubectl is not installed",
+    "no Redis": r"redis-server is not installed",
     "no container engine": r"no container engine here",
 }
 """What depends on the machine alone: allowed everywhere, in CI too."""

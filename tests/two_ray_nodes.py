@@ -30,6 +30,7 @@ class TwoNodes:
         environ: Variables of whatever joins it.
         apart: Whether the nodes are in networks of their own.
         folder: Where it keeps its files.
+        head: What starts its head, but for the folder of the head's files.
     """
 
     addresses: tuple[str, str]
@@ -38,6 +39,7 @@ class TwoNodes:
     environ: dict[str, str]
     apart: bool
     folder: str
+    head: tuple[str, ...] = ()
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the cluster."""
@@ -47,6 +49,20 @@ class TwoNodes:
             if self.folder in line or (one.info["environ"] or {}).get("JOULERY_TEST_CLUSTER") == self.folder:
                 found.append(one)
         return [one for one in found if one.pid != os.getpid()]
+
+    def start_head(self, name: str = "first") -> None:
+        """Start a head with its files in a folder of this name: after :meth:`kill_head` another one."""
+        at = Path(self.folder, name)
+        at.mkdir()
+        _run(*self.head, f"--temp-dir={at}", environ=self.environ)
+
+    def kill_head(self) -> None:
+        """Kill the head's control process, its dashboard and its node."""
+        own = f"--node_ip_address={self.addresses[0]}"
+        for one in self.processes():
+            line = " ".join(one.cmdline())
+            if one.name() == "gcs_server" or "dashboard.py" in line or (one.name() == "raylet" and own in line):
+                one.send_signal(signal.SIGKILL)
 
     def kill_other_node(self) -> None:
         """Kill the raylet of the second node; what it started ends with it."""
@@ -90,17 +106,18 @@ def _networks() -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def two_ray_nodes(cpus: int = 2) -> Iterator[TwoNodes]:
+def two_ray_nodes(cpus: int = 2, *, head_cpus: int = 2, redis: str = "") -> Iterator[TwoNodes]:
     """Start the cluster; every process of it ends with the block.
 
     Args:
-        cpus: CPUs that each node counts.
+        cpus, head_cpus: CPUs that the other node counts, and the head.
+        redis: Address of a Redis that outlives the head and keeps what it knows; empty for none.
     """
     with (
         _networks() as (addresses, prefix),
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as at,
     ):
-        port, dashboard = _free_ports(2)
+        port, dashboard = free_ports(2)
         environ = {
             **os.environ,
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -109,6 +126,14 @@ def two_ray_nodes(cpus: int = 2) -> Iterator[TwoNodes]:
             "JOULERY_TEST_CLUSTER": at,
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         }
+        if redis:
+            environ |= {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": Path(at).name}
+        common = (_STORE, "--disable-usage-stats")
+        head = (
+            *(str(_RAY), "start", "--head", f"--node-ip-address={addresses[0]}", f"--port={port}"),
+            *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--include-dashboard=true"),
+            *(f"--num-cpus={head_cpus}", *common),
+        )
         made = TwoNodes(
             addresses,
             f"{addresses[0]}:{port}",
@@ -116,24 +141,13 @@ def two_ray_nodes(cpus: int = 2) -> Iterator[TwoNodes]:
             environ,
             bool(prefix),
             at,
+            head,
         )
-        common = (f"--num-cpus={cpus}", _STORE, "--disable-usage-stats")
         try:
-            _run(
-                str(_RAY),
-                "start",
-                "--head",
-                f"--node-ip-address={addresses[0]}",
-                f"--port={port}",
-                "--dashboard-host=127.0.0.1",
-                f"--dashboard-port={dashboard}",
-                "--include-dashboard=true",
-                f"--temp-dir={at}",
-                *common,
-                environ=environ,
-            )
-            join = (str(_RAY), "start", f"--address={made.address}", f"--node-ip-address={addresses[1]}", *common)
-            _run(*prefix, *join, environ=environ)
+            made.start_head()
+            join = (str(_RAY), "start", f"--address={made.address}", f"--node-ip-address={addresses[1]}")
+            joining = {name: value for name, value in environ.items() if name != "RAY_REDIS_ADDRESS"}
+            _run(*prefix, *join, f"--num-cpus={cpus}", *common, environ=joining)
             yield made
         finally:
             for one in made.processes():
@@ -141,7 +155,8 @@ def two_ray_nodes(cpus: int = 2) -> Iterator[TwoNodes]:
                     one.kill()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
