@@ -264,6 +264,16 @@ def test_a_job_whose_slots_would_come_free_on_several_nodes_starts_on_fewer_once
     assert made(replace(waits, spread=True), start_s=990.0) == [Start(9, 2)], "the jobs to stop are young: not for long"
 
 
+def test_fewer_slots_are_those_of_whole_nodes_or_of_a_part_of_one() -> None:
+    """Three nodes with a free slot each hold three slots, one a node: no job is cut so."""
+    nodes = tuple(ClusterNode(f"g{n}", 2, 1) for n in (1, 2, 3))
+    busy = (job(n, R, 1, nodes=(f"g{n}",)) for n in (1, 2, 3))
+    snapshot = ClusterSnapshot(6, (*busy, job(9, held=True, shape=4, spread=False)), nodes=nodes)
+    rules = StopRules(None, 1000.0, 60.0, 500.0)
+    planned = next_actions(snapshot, {9: 4, 1: 1, 2: 1, 3: 1}, [], passive=True, stops=rules)
+    assert [one.action for one in planned] == [Start(9, 1)]
+
+
 def test_exempt_and_ended_jobs_are_not_touched() -> None:
     jobs = [job(1, exempt="an array"), job(2, R, 1, exempt="an array"), job(3, JobState.DONE)]
     assert todo(4, jobs, {1: 1, 2: 0, 3: 1}) == []

@@ -340,7 +340,7 @@ class _Actions:
         """
         if not job.stoppable or self._needed(job, want, self._victims(job, young=True)):
             return False
-        return any(self._placed(job, fewer) for fewer in range(want - 1, job.min_slots - 1, -1))
+        return any(self._placed(job, fewer) for fewer in self._free.narrower(job, want))
 
     def _victims(self, successor: ClusterJob, *, young: bool = False) -> list[ClusterJob]:
         """Running jobs of the pool that the plan runs no longer, last of the ranking first; also ``young`` ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from joulery.domain.cluster import ClusterJob, ClusterNode, ClusterSnapshot
@@ -73,6 +74,11 @@ class FreeSlots:
         for node in sorted(nodes, key=lambda node: -nodes[node].slots):
             count = max(0, min(slots, nodes[node].slots))
             self._free[job.pool][node], slots = nodes[node].less(job, count), slots - count
+
+    def narrower(self, job: ClusterJob, slots: int) -> Iterator[int]:
+        """Fewer slots that the job may use, the most first: those of whole nodes of its pool, or of a part of one."""
+        size = self._size.get(job.pool, 1)
+        return (fewer for fewer in range(slots - 1, job.min_slots - 1, -1) if fewer < size or fewer % size == 0)
 
     def give(self, job: ClusterJob) -> None:
         """Add the slots that a job holds, but for those on nodes that are not up."""
