@@ -56,20 +56,19 @@ async def test_replicas_serve_on_while_the_head_starts_anew_and_change_again_aft
     try:
         await engine.apply([toy("slow"), toy("slow")])
         pids = {view.pid for view in engine.replicas()}
-        client = asyncio.create_task(asking())
-        await eventually(lambda: answered > 5, "answers before")
-        cluster.kill_head()
-        await eventually(lambda: engine._cluster.lost, "the end of what is connected to Ray")
-        await asyncio.to_thread(cluster.start_head, "again")
-        change = await engine.apply([toy("slow"), toy("slow"), toy("slow", variant="other")])
-        assert len(change.started) == 1 and len(change.kept) == 2
-        before = answered
-        await eventually(lambda: answered > before + 5, "answers after")
-        over = True
-        await client
+        async with asyncio.TaskGroup() as clients:
+            clients.create_task(asking())
+            await eventually(lambda: answered > 5, "answers before")
+            cluster.kill_head()
+            await eventually(lambda: engine._cluster.lost, "the end of what is connected to Ray")
+            await asyncio.to_thread(cluster.start_head, "again")
+            change = await engine.apply([toy("slow"), toy("slow"), toy("slow", variant="other")])
+            assert len(change.started) == 1 and len(change.kept) == 2
+            before = answered
+            await eventually(lambda: answered > before + 5, "answers after")
+            over = True
         views = engine.replicas()
         assert {view.state for view in views} == {ReplicaState.READY} and not any(view.restarts for view in views)
         assert pids < {view.pid for view in views}
     finally:
-        over = True
         await engine.close()

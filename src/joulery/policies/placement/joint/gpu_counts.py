@@ -88,10 +88,8 @@ def solve_by_count(
         found, used = _solve_below(model, columns, relaxed.at(count), enough, max(left, branchings // _FEW))
         left -= used
         sure = sure and found.status is not SolveStatus.OPEN
-        if found.value < best.value:
-            best = found._replace(proven=min(best.proven, found.proven))
-        else:
-            best = best._replace(proven=min(best.proven, found.proven))
+        better = found if found.value < best.value else best
+        best = better._replace(proven=min(best.proven, found.proven))
         sides[step] = count + step
     if not len(best.values):
         return best._replace(value=math.inf, status=SolveStatus.INFEASIBLE if sure else SolveStatus.OPEN)
