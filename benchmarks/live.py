@@ -24,7 +24,7 @@ from joulery.gateway.app import Gateway
 from joulery.gateway.server import GatewayServer
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.observation import SET_WEIGHTS, TRY_LAYOUT
-from joulery.runtime.serving.controller import LayoutActuator
+from joulery.runtime.serving.layout_actuator import LayoutActuator
 from joulery.store.run.directory import open_run
 
 REQUESTS = 200_000

@@ -31,6 +31,7 @@ class TwoNodes:
         apart: Whether the nodes are in networks of their own.
         folder: Where it keeps its files.
         head: What starts its head, but for the folder of the head's files.
+        join: What starts its other node.
     """
 
     addresses: tuple[str, str]
@@ -40,6 +41,7 @@ class TwoNodes:
     apart: bool
     folder: str
     head: tuple[str, ...] = ()
+    join: tuple[str, ...] = ()
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the cluster."""
@@ -63,6 +65,11 @@ class TwoNodes:
             line = " ".join(one.cmdline())
             if one.name() == "gcs_server" or "dashboard.py" in line or (one.name() == "raylet" and own in line):
                 one.send_signal(signal.SIGKILL)
+
+    def start_other_node(self) -> None:
+        """Start the second node; for use after :meth:`kill_other_node` too."""
+        joining = {name: value for name, value in self.environ.items() if name != "RAY_REDIS_ADDRESS"}
+        _run(*self.join, environ=joining)
 
     def kill_other_node(self) -> None:
         """Kill the raylet of the second node; what it started ends with it."""
@@ -106,11 +113,12 @@ def _networks() -> Iterator[tuple[tuple[str, str], tuple[str, ...]]]:
 
 
 @contextlib.contextmanager
-def two_ray_nodes(cpus: int = 2, *, head_cpus: int = 2, redis: str = "") -> Iterator[TwoNodes]:
+def two_ray_nodes(cpus: int = 2, *, head_cpus: int = 2, redis: str = "", gpus: int = 0) -> Iterator[TwoNodes]:
     """Start the cluster; every process of it ends with the block.
 
     Args:
         cpus, head_cpus: CPUs that the other node counts, and the head.
+        gpus: GPUs that the other node says it has, and the head; there need be none.
         redis: Address of a Redis that outlives the head and keeps what it knows; empty for none.
     """
     with (
@@ -132,22 +140,17 @@ def two_ray_nodes(cpus: int = 2, *, head_cpus: int = 2, redis: str = "") -> Iter
         head = (
             *(str(_RAY), "start", "--head", f"--node-ip-address={addresses[0]}", f"--port={port}"),
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--include-dashboard=true"),
-            *(f"--num-cpus={head_cpus}", *common),
+            *(f"--num-cpus={head_cpus}", f"--num-gpus={gpus}", *common),
         )
-        made = TwoNodes(
-            addresses,
-            f"{addresses[0]}:{port}",
-            f"http://127.0.0.1:{dashboard}",
-            environ,
-            bool(prefix),
-            at,
-            head,
+        address = f"{addresses[0]}:{port}"
+        join = (
+            *(*prefix, str(_RAY), "start", f"--address={address}", f"--node-ip-address={addresses[1]}"),
+            *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", *common),
         )
+        made = TwoNodes(addresses, address, f"http://127.0.0.1:{dashboard}", environ, bool(prefix), at, head, join)
         try:
             made.start_head()
-            join = (str(_RAY), "start", f"--address={made.address}", f"--node-ip-address={addresses[1]}")
-            joining = {name: value for name, value in environ.items() if name != "RAY_REDIS_ADDRESS"}
-            _run(*prefix, *join, f"--num-cpus={cpus}", *common, environ=joining)
+            made.start_other_node()
             yield made
         finally:
             for one in made.processes():

@@ -55,16 +55,50 @@ class EmbeddedEngine(Section):
 
 
 class RayNodeConfig(Section):
-    """A node of the Ray cluster: its cores for replicas, and the grid that it is on."""
+    """A node of the Ray cluster: its cores or GPUs for replicas, and the grid that it is on."""
 
     name: Name
     """Its name in reports."""
     address: Text
     """Its address as Ray knows it (``ray list nodes``, or ray start --node-ip-address), such as 10.0.0.2."""
-    cores: Annotated[int, Field(ge=1, le=4096)]
-    """Cores that replicas may use there."""
+    cores: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Cores that replicas may use there; a node has cores or gpus."""
+    gpus: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs that replicas may use there, each a whole one; as many as ray start --num-gpus says."""
     carbon: CarbonConfig | None = None
     """Carbon intensity of its grid; the site's carbon when left out."""
+    sleep: tuple[Text, ...] | None = None
+    """Command that sends the node to sleep while no replica is on it, such as [ssh, south, sudo systemctl suspend]."""
+    wake: tuple[Text, ...] | None = None
+    """Command that wakes it and has it join the cluster again; it may be given to a node that is awake."""
+    sleep_after_s: Seconds = Field(alias="sleep_after", default=300.0)
+    """For how long no replica must have been on it before it sleeps."""
+    wakes_in_s: Seconds = Field(alias="wakes_in", default=120.0)
+    """How long it takes from the command under wake until Ray has the node again."""
+
+    @property
+    def units(self) -> int:
+        """Cores, or GPUs."""
+        return self.cores or self.gpus or 0
+
+    @model_validator(mode="after")
+    def _has_cores_or_gpus(self) -> RayNodeConfig:
+        if (self.cores is None) == (self.gpus is None):
+            raise problem("has either cores or gpus for replicas", expected="cores: 4, or gpus: 2", at=("cores",))
+        return self
+
+    @model_validator(mode="after")
+    def _sleeps_and_wakes(self) -> RayNodeConfig:
+        if (self.sleep is None) != (self.wake is None):
+            missing = "wake" if self.wake is None else "sleep"
+            raise problem(f"needs {missing} too: a node that sleeps is woken", expected=f"{missing}: [...]")
+        for key in ("sleep", "wake"):
+            if getattr(self, key) == ():
+                raise problem("is a command, word by word", expected="such as [ssh, south, suspend]", at=(key,))
+        given = {"sleep_after_s", "wakes_in_s"} & self.model_fields_set
+        if given and self.sleep is None:
+            raise problem("is of a node that sleeps", hint="give it sleep and wake", at=(given.pop()[:-2],))
+        return self
 
 
 class RayEngine(Section):
@@ -96,6 +130,20 @@ class RayEngine(Section):
             for index, value in enumerate(values):
                 if value in values[:index]:
                     raise problem("stands twice; nodes differ", at=("nodes", index, key))
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_are_alike(self) -> RayEngine:
+        if {node.gpus is None for node in self.nodes} == {True, False}:
+            raise problem("have cores, or all of them GPUs", hint="a site file for each kind", at=("nodes",))
+        return self
+
+    @model_validator(mode="after")
+    def _the_head_stays_awake(self) -> RayEngine:
+        head = self.address.removeprefix("ray://").rpartition(":")[0]
+        for index, node in enumerate(self.nodes):
+            if node.sleep is not None and node.address == head:
+                raise problem("is of Ray's head, without which there is no cluster", at=("nodes", index, "sleep"))
         return self
 
     @model_validator(mode="after")

@@ -138,7 +138,7 @@ class Site(Section):
                 raise problem("splits requests on the embedded engine and on upstreams, not on Ray", hint=hint, at=at)
 
     def _nodes_can_be_used(self) -> None:
-        """The nodes of a Ray cluster serve services on their cores, which the services share equally."""
+        """The nodes of a Ray cluster serve services on their cores or GPUs, which the services share equally."""
         engine = self.serving.engine
         if not isinstance(engine, RayEngine) or not engine.nodes:
             return
@@ -146,9 +146,18 @@ class Site(Section):
         if self.fleet.cpu is not None or any(service.cpu is not None for service in self.services):
             raise problem("have the cores of the replicas", hint="leave out fleet.cpu and the services' cpu", at=at)
         if self.fleet.devices:
-            raise problem("are for replicas on CPU cores", hint="leave out fleet.devices, or nodes", at=at)
-        if any(isinstance(one.policy, CloverPolicy) and one.policy.consolidate for one in self.services):
-            raise problem("keep their replicas", hint="leave out consolidate", at=at)
+            raise problem("have GPUs of their own (gpus)", hint="leave out fleet.devices, or nodes", at=at)
+        for number, service in enumerate(self.services):
+            if service.profile is None and engine.nodes[0].gpus is not None:
+                hint = "run joulery profile on a machine with such a GPU, and name its file"
+                raise problem(
+                    "is missing: GPUs of the nodes are not measured here", hint=hint, at=("services", number, "profile")
+                )
+        never = [one for one in self.services if not (isinstance(one.policy, CloverPolicy) and one.policy.consolidate)]
+        for index, node in enumerate(engine.nodes):
+            if node.sleep is not None and never:
+                hint = f"policy: {{kind: clover, consolidate: true}} of {never[0].name}"
+                raise problem("is of a node that is never left empty", hint=hint, at=(*at, index, "sleep"))
 
     def _pods_fit(self) -> None:
         """Each service's GPUs are listed, and its own unless GPUs may be shared."""

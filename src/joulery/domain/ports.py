@@ -18,6 +18,7 @@ from joulery.domain.gpu.device import (
     MigSetting,
     MpsSetting,
     PowerSetting,
+    SleepSetting,
     WantedPart,
 )
 from joulery.domain.serving.dispatch import QueueLimit
@@ -34,7 +35,7 @@ from joulery.domain.trace.tracing import StepCounts, Steps, TracedSession
 
 S = TypeVar("S")
 O_contra = TypeVar("O_contra", contravariant=True)
-D = TypeVar("D", ClockSetting, PowerSetting, MigSetting, MpsSetting)
+D = TypeVar("D", ClockSetting, PowerSetting, MigSetting, MpsSetting, SleepSetting)
 
 
 class Clock(Protocol):

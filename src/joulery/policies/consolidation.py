@@ -9,7 +9,7 @@ the longer waking takes. Instances are woken as soon as that room is used, and p
 a while. The SLO-first rule wins: a threat wakes all of them.
 
 On GPUs whole ones are left empty, whose governors lower them to their idle clocks: an empty slice beside a busy one
-saves little.
+saves little. On the nodes of a cluster whole nodes are left empty, which may then sleep.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from joulery.policies.serving.slo_first import ROOM_RATIO, delay_s, present_rps
 from joulery.policies.serving.state import ServiceState
 
 T = TypeVar("T")
-_NUMBERS = ("room", "growth_per_s", "used", "patience_s")
+_NUMBERS = ("room", "growth_per_s", "used", "patience_s", "wakes_s", "wake_growth_per_s")
 _LEAST_RPS, _RATE_STEP, _MOST_KEPT = 1e-3, 1.05, 256
 MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
@@ -53,8 +53,10 @@ class Consolidation:
         growth_per_s: What is added to ``room`` for each second that waking takes.
         used: Share of that room which, once used, wakes more instances: below 1 ends flapping.
         patience_s: Seconds without a change or a threat before instances are parked.
-        gpus: Of each partition of a service's GPUs, and of the first of them alone, which GPU has which slice; empty on
-            CPU cores.
+        gpus: Of each partition of a service's GPUs or nodes, and of the first of them alone, which has which slice;
+            empty on the CPU cores of one machine.
+        wakes_s: Seconds that a node which sleeps takes to come back; 0 where none sleeps.
+        wake_growth_per_s: What is added to ``room`` for each of them.
     """
 
     room: float = 2.0
@@ -62,6 +64,8 @@ class Consolidation:
     used: float = 0.75
     patience_s: float = 30.0
     gpus: SliceAssignment = field(default_factory=dict)
+    wakes_s: float = 0.0
+    wake_growth_per_s: float = 0.01
     _memo: dict[Hashable, tuple[Predictor, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,7 +126,7 @@ class Consolidation:
         return kept[min(one for one in cheap if one[1] <= min(watts) + equal_w)[2]]
 
     def _empties(self, whole: Layout, part: Layout) -> bool:
-        """Whether a part leaves GPUs empty and the others as they are; any part does on CPU cores."""
+        """Whether a part leaves GPUs or nodes empty and the others as they are; any part does on CPU cores."""
         if not self.gpus:
             return True
         before, after = (self.gpus.get(tuple(sorted(one.slices))) for one in (whole, part))
@@ -144,10 +148,10 @@ class Consolidation:
     def reserve(self, whole: Layout, predictor: Predictor) -> float:
         """Multiple of the present demand that the awake part can carry: more, the longer waking takes."""
         try:
-            wakes_s = max((entry.startup_s for entry in predictor.instances(whole)), default=0.0)
+            starts_s = max((entry.startup_s for entry in predictor.instances(whole)), default=0.0)
         except DataError:
             return math.inf
-        return self.room + self.growth_per_s * wakes_s
+        return self.room + self.growth_per_s * starts_s + self.wake_growth_per_s * self.wakes_s
 
     def apply(
         self,

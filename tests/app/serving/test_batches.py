@@ -15,7 +15,8 @@ from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.profile import Profile, Timings
 from joulery.policies.serving.layout_space import cpu_slices
 from joulery.policies.serving.observation import Observation
-from joulery.runtime.serving.controller import LayoutActuator, batched, occupied_s
+from joulery.runtime.serving.controller import batched, occupied_s
+from joulery.runtime.serving.layout_actuator import LayoutActuator
 from joulery.ui.reports.profile_text import service_profile_view
 from tests.app.serving.test_service import profile, two_cores  # noqa: F401 - a fixture
 from tests.runtime.site_files import toy_site

@@ -15,7 +15,7 @@ from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.gpu.device import WantedPart
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.runtime.serving.controller import LayoutActuator
+from joulery.runtime.serving.layout_actuator import LayoutActuator
 from tests.adapters.engines.embedded.test_engine_gpus import cutting
 from tests.adapters.engines.support import ask, toy
 from tests.fakes.nvml import NvmlFake, gpu

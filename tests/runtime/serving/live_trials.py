@@ -13,9 +13,10 @@ from joulery.domain.ports import Engine
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, InferRequest, ModelRef, Outcome, RequestError, RequestRecord
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.runtime.serving.controller import LayoutActuator, ServiceObserver, running_layout
+from joulery.runtime.serving.controller import ServiceObserver
 from joulery.runtime.serving.driver import LiveDriver
 from joulery.runtime.serving.history import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.requests import RequestWindow
 

@@ -20,8 +20,8 @@ from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import TrialBudget
-from joulery.runtime.serving.controller import running_layout
 from joulery.runtime.serving.driver import APPLIED, FAILED
+from joulery.runtime.serving.layout_actuator import running_layout
 from tests.adapters.engines.embedded.test_engine_gpus import cutting
 from tests.adapters.engines.support import toy
 from tests.fakes.nvml import NvmlFake, gpu

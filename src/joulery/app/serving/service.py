@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
-from joulery.app.serving.ray_nodes.slices import node_slices, nodes_of, shares_of_nodes, within_bounds
+from joulery.app.serving.ray_nodes.slices import first_nodes, node_slices, nodes_of, shares_of_nodes, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref
@@ -79,8 +79,9 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
         assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
-    if gpus is not None and consolidates(site, config):
-        assignment = {**first_alone(gpus.partitions), **assignment}
+    if consolidates(site, config):
+        alone = first_nodes(shares_of_nodes(site).get(config.name, ())) if nodes_of(site) else {}
+        assignment = {**(alone if gpus is None else first_alone(gpus.partitions)), **assignment}
     family = config.family.as_family(config.name)
     names = [variant.name for variant in family.variants]
     return ServiceSetup(
@@ -354,7 +355,7 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
     """When slices of a service are left empty; None where all are filled.
 
     Raises:
-        ConfigError: The service has one GPU, or GPUs that other services may run on too.
+        ConfigError: The service has one GPU or node, or GPUs that other services may run on too.
     """
     rule = _consolidating(site, config)
     if rule is None:
@@ -367,7 +368,19 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
             got="true",
             expected="a service with at least two GPUs of its own, or false",
         )
-    return Consolidation(patience_s=rule.consolidate_after_s, gpus=setup.slice_assignment if setup.gpus else {})
+    nodes = shares_of_nodes(site).get(config.name, ())
+    if len(nodes) == 1:
+        raise ConfigError(
+            f"whole nodes are left empty, and {config.name} has one",
+            pointer=f"services.{config.name}.policy.consolidate",
+            got="true",
+            expected="a service with at least two nodes, or false",
+        )
+    return Consolidation(
+        patience_s=rule.consolidate_after_s,
+        gpus=setup.slice_assignment if setup.gpus or nodes else {},
+        wakes_s=max((node.wakes_in_s for node in nodes if node.sleep is not None), default=0.0),
+    )
 
 
 def switchback(

@@ -23,7 +23,7 @@ from joulery.app.serving.llm import upstream_boards
 from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter, start_llms
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
-from joulery.app.serving.ray_nodes.loop import keep_nodes
+from joulery.app.serving.ray_nodes.loop import keep_nodes, open_places
 from joulery.app.serving.ray_nodes.slices import profiled_setup
 from joulery.app.serving.service import batch_remarks, choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch, TimeJoining
@@ -123,9 +123,10 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
         stack.push_async_callback(session.stop)
         keepers = await govern(session, stack, view)
         limits = await limit_power(session, stack, view, keepers)
+        places = await _unless_stopped(open_places(session, stack), stop)
         await _unless_stopped(session.serve(), stop)
         await gate.open_to(session)
-        await keep_nodes(session, start.carbon_source, stack)
+        await keep_nodes(session, start.carbon_source, places, stack)
         await _language_models(session, gate, keepers, limits, view, stack, stop)
         if start.language_plan is not None:
             await check_planned_llms(site, start.language_plan, view.fact, warns(session, view))

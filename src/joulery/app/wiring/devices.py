@@ -10,7 +10,10 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec, PowerSetting
 from joulery.domain.ports import Device
 
-KINDS = ("cpufreq", "emulated-clock", "nvidia-clock", "nvidia-mig", "nvidia-mps", "nvidia-power", "rapl-power")
+KINDS = (
+    *("cpufreq", "emulated-clock", "node-commands", "rapl-power"),
+    *("nvidia-clock", "nvidia-mig", "nvidia-mps", "nvidia-power"),
+)
 
 
 def open_device(spec: DeviceSpec) -> Device[Any]:
@@ -30,6 +33,10 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
         from joulery.adapters.devices.emulated import EmulatedClock
 
         return EmulatedClock(**options)
+    if spec.kind == "node-commands":
+        from joulery.adapters.devices.node_commands import NodeCommands
+
+        return NodeCommands(**options)
     if spec.kind == "nvidia-clock":
         from joulery.adapters.devices.nvidia_clock import NvidiaClock
 

@@ -32,6 +32,8 @@ class Knob(StrEnum):
     """The hardware instances into which a GPU is partitioned."""
     MPS = "mps"
     """Whether processes share a GPU side by side, each with a share of its SMs."""
+    SLEEP = "sleep"
+    """Whether a machine of a cluster sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,22 @@ class MpsSetting:
         return f"MPS, {100 * self.default_share_ratio:g} % by default" if self.running else "no MPS"
 
 
-Setting = ClockSetting | PowerSetting | MigSetting | MpsSetting
-S = TypeVar("S", ClockSetting, PowerSetting, MigSetting, MpsSetting)
+@dataclass(frozen=True, slots=True)
+class SleepSetting:
+    """Whether a machine of a cluster sleeps.
+
+    Attributes:
+        asleep: True where it was sent to sleep.
+    """
+
+    asleep: bool = False
+
+    def __str__(self) -> str:
+        return "asleep" if self.asleep else "awake"
+
+
+Setting = ClockSetting | PowerSetting | MigSetting | MpsSetting | SleepSetting
+S = TypeVar("S", ClockSetting, PowerSetting, MigSetting, MpsSetting, SleepSetting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +259,7 @@ class DeviceSpec:
 
     Attributes:
         kind: ``nvidia-clock``, ``nvidia-power``, ``nvidia-mig``, ``nvidia-mps``, ``cpufreq``, ``rapl-power``,
-            ``emulated-clock``.
+            ``node-commands``, ``emulated-clock``.
         options: Keyword arguments of its opener.
     """
 
@@ -261,6 +277,7 @@ _KNOBS = {
     "nvidia-mps": Knob.MPS,
     "nvidia-power": Knob.POWER,
     "rapl-power": Knob.POWER,
+    "node-commands": Knob.SLEEP,
 }
 
 

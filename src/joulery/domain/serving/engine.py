@@ -94,6 +94,10 @@ class ModelRef:
         return self.location
 
 
+NODE = "node:"
+"""How the device of a replica begins that is to be on a node of a cluster."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaSpec:
     """One instance to run. Equal specs are interchangeable; a set of replicas is a multiset of specs.
@@ -108,7 +112,7 @@ class ReplicaSpec:
         max_delay_s: How long a request waits for others before a smaller batch will do.
         cores: The CPU cores it is bound to; empty for the least loaded ones.
         standby: Loaded and warm, but takes no requests until it is promoted (iGniter 4.2).
-        device: The GPU it must be on (``gpu:0``); empty for any with room, and off the GPU.
+        device: The GPU (``gpu:0``) or the node of a cluster (``node:north``) it must be on; empty for any with room.
         warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
             answer.
         warm_batches: ``((variant, requests), …)``: how many it may answer together with each of those; with the others

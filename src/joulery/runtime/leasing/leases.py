@@ -141,8 +141,9 @@ class LeaseHolder:
         Raises:
             CapabilityError: As :meth:`joulery.store.leases.LeaseBook.require_guard`.
         """
-        # An MPS daemon is a process of the container and ends with it.
-        if not able.emulated and able.knob is not Knob.MPS:
+        # An MPS daemon is a process of the container and ends with it. The guard runs no commands of a lease: a machine
+        # that sleeps when a container ends is woken by the next ``joulery up`` there.
+        if not able.emulated and able.knob not in (Knob.MPS, Knob.SLEEP):
             self._book.require_guard(able.device)
 
     def renew(self) -> tuple[str, ...]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from joulery.config.site import Mode
 from joulery.domain.decisions import Decision, Step
-from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Admission, Backlog, Copied, Engine, Steering
-from joulery.domain.serving.engine import ModelRef, Outcome, QueuedRequest, ReplicaSpec, ReplicaState, RequestRecord
+from joulery.domain.serving.engine import Outcome, QueuedRequest, ReplicaState, RequestRecord
 from joulery.domain.serving.mix import OWN, VariantMix
-from joulery.domain.serving.service import Slice, Slo
+from joulery.domain.serving.service import Slo
 from joulery.perf.switchback import MIN_PERIODS
 from joulery.policies.family_change import FAMILY
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment
-from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
@@ -29,7 +26,9 @@ from joulery.policies.traffic_split import TrafficSplit
 from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
 from joulery.runtime.serving.live_sample import LiveSample
+from joulery.runtime.serving.nodes.places import NodePlaces
 from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup
 from joulery.runtime.serving.shadow import ShadowReplays
@@ -82,6 +81,9 @@ class PolicyControl:
         grid: Carbon intensity.
         mode: Layouts change in ``act`` only.
         period_s: Time between two steps.
+
+    Attributes:
+        places: The nodes of a cluster that replicas are placed on; None where the site names none.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class PolicyControl:
     ) -> None:
         self._services, self._engine, self._history, self._grid = services, engine, history, grid
         self._mode, self._period_s = mode, period_s
+        self.places: NodePlaces | None = None
         self._changing, self._arbiter = asyncio.Lock(), TrialArbiter()
         for one in services.values():
             one.shadow = self._shadow(one)
@@ -218,23 +221,14 @@ class PolicyControl:
 
         One change of replicas at a time: each names the replicas of all services.
         """
-        chosen = one.chosen
-        assert chosen is not None  # only services with a policy decide
-        base, steers = chosen.base, self._mode is Mode.ACT and hasattr(self._engine, "set_mix")
         if decision.kind == SET_WEIGHTS:
             cast(Steering, self._engine).set_mix(one.name, VariantMix.of(decision.value))
             return APPLIED, "requests are steered from now on, replicas stay"
-        actuator = LayoutActuator(
-            self._engine,
-            one.name,
-            one.setup.models,
-            one.setup.slice_assignment,
-            chosen.loaded if steers else (),
-            chosen.replica_bytes,
-            chosen.batches,
-            chosen.predictor.batch_delay_s,
-        )
-        async with self._changing:
+        actuator, base = self._actuator(one), cast(PolicyBinding, one.chosen).base
+        async with AsyncExitStack() as stack:
+            if self._mode is Mode.ACT and decision.kind != KEEP_LAYOUT:
+                await self._wake_nodes(actuator, Layout.parse(decision.value), stack)
+            await stack.enter_async_context(self._changing)
             if self._mode is Mode.ACT:
                 done = await actuator.carry_out(decision)
                 if one.sampling is not None and (decision.kind == TRY_LAYOUT or decision.cause == FAMILY):
@@ -248,6 +242,62 @@ class PolicyControl:
                 one.layouts.append((unix_s(), base))
         one.advised = Layout.parse(decision.value)
         return ADVISED if self._mode is Mode.ADVISE else SHADOWED, detail
+
+    def _actuator(self, one: RunningService) -> LayoutActuator:
+        chosen = one.chosen
+        assert chosen is not None  # only services with a policy decide
+        return LayoutActuator(
+            self._engine,
+            one.name,
+            one.setup.models,
+            one.setup.slice_assignment,
+            chosen.loaded if self._mode is Mode.ACT and hasattr(self._engine, "set_mix") else (),
+            chosen.replica_bytes,
+            chosen.batches,
+            chosen.predictor.batch_delay_s,
+            self.places,
+        )
+
+    async def _wake_nodes(self, actuator: LayoutActuator, layout: Layout, stack: AsyncExitStack) -> None:
+        """Wake the nodes that a layout needs; the rest of it runs at once.
+
+        Args:
+            actuator: Runs layouts of the service.
+            layout: The layout.
+            stack: The nodes stay awake until it unwinds.
+
+        Raises:
+            JouleryError: A node does not come back.
+        """
+        if self.places is None:
+            return
+        specs = actuator.specs(layout)
+        await stack.enter_async_context(self.places.sleep.needed(specs))
+        asleep = self.places.sleep.on_sleeping(specs)
+        if not asleep:
+            return
+        there = [spec for spec in specs if self.places.sleep.on_sleeping([spec]) == set()]
+        if any(spec.service == actuator.service for spec in there):
+            async with self._changing:
+                await self._engine.apply(there)
+        await self.places.sleep.wake(asleep)
+
+    async def settle(self) -> None:
+        """Have what runs move to the nodes that come first now, where others are empty; in mode act.
+
+        Raises:
+            JouleryError: A node or the engine could not; the layout serves on where it was.
+        """
+        for one in self._services.values():
+            layout = running_layout(self._engine, one.name)
+            if self.places is None or self._mode is not Mode.ACT or layout is None or self._wanting()[one.name]:
+                continue
+            actuator = self._actuator(one)
+            if not actuator.is_settled(layout):
+                async with AsyncExitStack() as stack:
+                    await self._wake_nodes(actuator, layout, stack)
+                    await stack.enter_async_context(self._changing)
+                    await actuator.run(layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,115 +406,3 @@ def batched(records: Sequence[RequestRecord]) -> dict[str, float]:
             shares.setdefault(record.variant, []).append(1.0 / record.batch)
     found = {variant: len(mine) / math.fsum(mine) for variant, mine in sorted(shares.items())}
     return found if any(size > 1.0 for size in found.values()) else {}
-
-
-def running_layout(engine: Engine, service: str) -> Layout | None:
-    """The layout of a service's replicas without those that drain; None where there are none."""
-    instances = [
-        Instance(view.spec.variant, view.spec.slice)
-        for view in engine.replicas()
-        if view.spec.service == service and view.state is not ReplicaState.DRAINING
-    ]
-    return Layout(instances) if instances else None
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutActuator:
-    """Has the engine run the layouts that a policy decides on.
-
-    Attributes:
-        engine: Runs them.
-        service: The service.
-        models: What each variant loads.
-        slice_assignment: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
-        loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
-        replica_bytes: Memory that a replica may reach by that; 0 for no bound.
-        batches: Requests that a variant answers together on a slice, where that is more than one.
-        batch_delay_s: How long a batch that is not full waits for more requests.
-    """
-
-    engine: Engine
-    service: str
-    models: Mapping[str, ModelRef]
-    slice_assignment: SliceAssignment = field(default_factory=dict)
-    loaded: tuple[str, ...] = ()
-    replica_bytes: int = 0
-    batches: Mapping[tuple[str, Slice], int] = field(default_factory=dict)
-    batch_delay_s: float = 0.0
-
-    async def carry_out(self, decision: Decision) -> tuple[str, str]:
-        """Carry out one decision; its outcome, and a sentence about what changed.
-
-        Raises:
-            JouleryError: The engine could not; the old replicas serve on.
-        """
-        layout = Layout.parse(decision.value)
-        if decision.kind == KEEP_LAYOUT:
-            return APPLIED, f"{short(layout)} runs already"
-        return APPLIED, await self.run(layout)
-
-    async def run(self, layout: Layout) -> str:
-        """Have a layout run; a sentence about what changed.
-
-        Raises:
-            ActuationError: The engine could not; which layout serves on is in the message.
-            JouleryError: The engine could not, and nothing runs.
-        """
-        try:
-            done = await self.engine.apply(self.specs(layout))
-        except JouleryError as error:
-            running = running_layout(self.engine, self.service)
-            if running is None:
-                raise
-            undone = (short(layout),)
-            raise ActuationError(f"{error}; {short(running)} serves on", rolled_back=undone, hint=error.hint) from error
-        return (
-            f"{short(layout)} took over after {done.ready_s:.2f} s, {len(done.started)} replicas started, "
-            f"{len(done.stopped)} stopped, {done.startup_cpu_s:.2f} CPU seconds"
-        )
-
-    def specs(self, layout: Layout) -> list[ReplicaSpec]:
-        """The replicas of a layout, one thread a core, and those of every other service as they are."""
-        specs = [view.spec for view in self.engine.replicas() if view.state is not ReplicaState.DRAINING]
-        running = [spec for spec in specs if spec.service == self.service]
-        mine = [
-            ReplicaSpec(
-                self.service,
-                item.variant,
-                item.slice,
-                self.models[item.variant],
-                batch=self.batches.get((item.variant, item.slice), 1),
-                max_delay_s=self.batch_delay_s if (item.variant, item.slice) in self.batches else 0.0,
-                device=device,
-                warm=tuple((name, self.models[name]) for name in self.loaded if name != item.variant),
-                memory_bytes=self.replica_bytes,
-                warm_batches=self._warm_batches(item),
-            )
-            for item, device in zip(layout.instances, self._devices(layout, running), strict=True)
-        ]
-        return [spec for spec in specs if spec.service != self.service] + mine
-
-    def _warm_batches(self, item: Instance) -> tuple[tuple[str, int], ...]:
-        """Requests that a replica answers together with each other variant it keeps loaded; none without batches."""
-        if not self.batches:
-            return ()
-        return tuple((name, self.batches.get((name, item.slice), 1)) for name in self.loaded if name != item.variant)
-
-    def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
-        """The GPU of each instance of a layout, those that run already stay on theirs."""
-        if not self.slice_assignment:
-            return [""] * len(layout.instances)
-        free = Counter(self.slice_assignment[tuple(sorted(layout.slices))])
-        there = Counter((spec.variant, spec.slice, spec.device) for spec in running)
-        found: dict[int, str] = {}
-        for index, item in enumerate(layout.instances):
-            stays = [gpu for piece, gpu in free if piece == item.slice and there[item.variant, piece, gpu]]
-            if stays:
-                found[index] = stays[0]
-                there[item.variant, item.slice, stays[0]] -= 1
-                free -= Counter([(item.slice, stays[0])])
-        for index, item in enumerate(layout.instances):
-            if index not in found:
-                found[index] = next(gpu for piece, gpu in free if piece == item.slice)
-                free -= Counter([(item.slice, found[index])])
-        return [found[index] for index in range(len(layout.instances))]

@@ -18,8 +18,8 @@ POLICY, STEP = "policy", "step"
 """Kinds of log entries: all it takes to make a policy again, and one step of it."""
 REQUESTS = "requests.rows"
 """File of the run folder that holds the requests until the report is written."""
-_SETTINGS = ("set_clock", "set_power_limit", "prefer_nodes")
-"""Decisions that set a device or the order of nodes, and plan nothing."""
+_SETTINGS = ("set_clock", "set_power_limit", "prefer_nodes", "sleep_node", "wake_node")
+"""Decisions that set a device, a node or the order of nodes, and plan nothing."""
 DECISIONS_KEPT = 200
 WARNINGS_KEPT = 200
 

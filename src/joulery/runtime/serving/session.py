@@ -39,7 +39,7 @@ from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.limiting import PowerLimitController
-from joulery.runtime.serving.nodes import NodeLedger
+from joulery.runtime.serving.nodes.ledger import NodeLedger
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
 from joulery.steady_time import unix_s

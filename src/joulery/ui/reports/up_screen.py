@@ -290,6 +290,8 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 def node_text(entry: Mapping[str, Any]) -> str:
     """A node of a cluster in one line: what it answered, its whole machine's joules and its grams."""
     answered = f"{entry['node']}: {entry['answered']:,} answered"
+    if entry["asleep_s"]:
+        answered += f", asleep for {duration(entry['asleep_s'])}"
     if entry["energy_j"] is None:
         return f"{answered}; NOT METERED: {entry['refusal'] or 'its meter was read once'}"
     text = f"{answered}; {si(entry['energy_j'], 'J')} {entry['quality']}, {si(entry['ray_j'], 'J')} by Ray's processes"

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.policies.placement.pools.gpu_groups import divide, first_alone, parts, split
-from joulery.policies.serving.layout_space import size_of
+from joulery.policies.placement.pools.gpu_groups import divide, first_alone, on_first, parts, split
+from joulery.policies.serving.layout_space import core_partitions, cpu_slices, size_of
 
 
 def mig(*profiles: str) -> tuple[Slice, ...]:
@@ -137,3 +137,26 @@ def test_the_first_of_several_gpus_alone():
     assert all({gpu for _, gpu in assigned} <= {"gpu:0", "gpu:1"} for assigned in found.values())
     assert len(found) == 4 and () not in found
     assert first_alone({"gpu:0": [(whole,)]}) == {}
+
+
+@given(st.lists(st.integers(1, 3), min_size=2, max_size=4), st.data())
+def test_a_part_is_moved_to_the_first_machines_of_its_size_and_to_no_other(cores, data):
+    names = [f"n{index}" for index in range(len(cores))]
+    options = {
+        name: [cpu_slices(cut) for cut in core_partitions(count)] for name, count in zip(names, cores, strict=True)
+    }
+    used = {**first_alone(options), **split(options)}
+    size = dict(zip(names, cores, strict=True))
+    cut, order = data.draw(st.sampled_from(sorted(used))), data.draw(st.permutations(names))
+    placed = on_first(used, cut, order)
+    assert sorted(piece for piece, _ in placed) == list(cut)
+    held = {name: sum(piece.cores for piece, at in placed if at == name) for name in {at for _, at in placed}}
+    assert all(size[name] == total for name, total in held.items()), "each is as full as it can be"
+    for count in set(cores):
+        alike = [name for name in order if size[name] == count]
+        mine = {name for name in held if size[name] == count}
+        assert mine == set(alike[: len(mine)]), "the first ones of the order"
+    if set(held) == set(names):
+        assert placed == used[cut], "where all are used, nothing moves"
+    stays = on_first(used, cut, [*held, *(name for name in order if name not in held)])
+    assert {at for _, at in stays} == set(held)

@@ -2,8 +2,7 @@
 
 One queue a service, from which free replicas pull, as in the embedded engine (:mod:`joulery.domain.serving.dispatch`);
 Ray starts, watches and ends the replicas. A changed mix on slices of one size is a changed plan: processes stay and
-load their new variant beside the old one. Other sizes are other deployments: they start first, then the old ones finish
-what they hold and end.
+load their new variant beside the old one. Other sizes are other deployments, which start before the old ones end.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _RETRY_LOST_S = 5.0
 _NONE_RUNS = "no replica of the service runs now; Ray starts them again"
 """Known as soon as connections break; that the cluster is gone only at the next look."""
 _RETRY_AFTER_S = 1.0
-"""What a refused client is asked to wait; Ray keeps no service times that would give a better answer."""
+"""What a refused client is asked to wait; service times that would tell more are not kept."""
 
 
 class RayServeEngine:
@@ -120,8 +119,10 @@ class RayServeEngine:
         """What the meters of the cluster's nodes answer; see :meth:`.cluster.RayCluster.nodes`.
 
         Raises:
-            ActuationError: Ray is gone.
+            JouleryError: The cluster cannot be joined, or is gone.
         """
+        if not self._apps and not self._cluster.lost:
+            await self._cluster.open()
         return await self._cluster.nodes(meter, options)
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
@@ -167,12 +168,11 @@ class RayServeEngine:
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
         """Make ``target`` the set of replicas; see :meth:`joulery.domain.ports.Engine.apply`."""
         async with self._changing:
-            start_s, start = unix_s(), time.monotonic()
+            start_s, start, known = unix_s(), time.monotonic(), set(self._found)
             before, wanted = dict(self._apps), apps_of(target, self._apps)
             self._forget_lost()
             await self._cluster.open()
             old, new = (Counter(spec for app in apps.values() for spec in app.plan) for apps in (before, wanted))
-            known = set(self._found)
             try:
                 await self._declare({**before, **wanted})
                 await self._until_ready(wanted)

@@ -11,11 +11,10 @@ from typing import Any
 from joulery.adapters.engines.ray_serve.cluster import OURS
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT, ONGOING
 from joulery.domain.errors import CapabilityError
-from joulery.domain.serving.engine import ReplicaSpec
+from joulery.domain.gpu.device import DEVICE
+from joulery.domain.serving.engine import NODE, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
 
-NODE = "node:"
-"""How the device of a replica begins that is to be on a node of the cluster."""
 _OF_A_NODE = 0.001
 """What a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
 _HERE = "joulery.adapters.engines.ray_serve"
@@ -75,7 +74,7 @@ class RayApp:
             "import_path": f"{_HERE}.replica:app",
             "route_prefix": None,
             "args": {},
-            "runtime_env": {"env_vars": dict(environ)},
+            "runtime_env": {"env_vars": {**environ, **({} if self.slice.kind is SliceKind.CPU else {DEVICE: "cuda"})}},
             "external_scaler_enabled": True,
             "deployments": [
                 {

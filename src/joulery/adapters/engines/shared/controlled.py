@@ -37,6 +37,8 @@ from joulery.steady_time import unix_s
 
 _CALL_S = 10.0
 """What an answer of the engine server may take, where it starts and ends no replica."""
+_NODES_S = 120.0
+"""What the answer of a cluster's nodes may take: it may have to be joined first."""
 Page = Callable[[str, str, str], Awaitable[PageAnswer]]
 """A page by path, query and accepted types."""
 AnswersText = Callable[[RelayedRequest, Passed], Awaitable[None]]
@@ -302,7 +304,7 @@ class ControlledEngine:
         Raises:
             ActuationError: The engine server or the cluster is gone.
         """
-        found: dict[str, dict[str, Any]] = await self._ask("nodes", meter, options)
+        found: dict[str, dict[str, Any]] = await self._ask("nodes", meter, options, within_s=_NODES_S)
         return found
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:

@@ -1,23 +1,33 @@
-"""The nodes of a Ray cluster while a site runs: metered each second, and given requests in the order of their grids."""
+"""The nodes of a Ray cluster while a site runs: metered each second, given requests in the order of their grids, and
+asleep while they are empty."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, cast
 
 from joulery.app.serving.ray_nodes.slices import nodes_of
+from joulery.app.wiring.devices import open_device
+from joulery.app.wiring.leases import held_leases
 from joulery.config.carbon import CarbonConfig
-from joulery.config.serving import RayEngine
+from joulery.config.serving import RayEngine, RayNodeConfig
 from joulery.config.site import Mode, Site
 from joulery.domain.decisions import Decision
+from joulery.domain.errors import CapabilityError, ConfigError, JouleryError
+from joulery.domain.gpu.device import DeviceSpec
 from joulery.domain.ports import CarbonSource
+from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.node_order import NodeOrder
+from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.nodes import NodeLedger, PlacedNode
+from joulery.runtime.serving.nodes.ledger import NodeLedger, PlacedNode
+from joulery.runtime.serving.nodes.places import NodePlaces
+from joulery.runtime.serving.nodes.sleep import SleepingNodes, SleepRule, SleepWorld
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
@@ -64,35 +74,120 @@ def ledger_of(
     return NodeLedger(lambda: cluster.nodes(METER, [site.meters]), placed, site.pue, unix_s, session.warn)
 
 
+async def open_places(session: ServingSession, stack: AsyncExitStack) -> NodePlaces | None:
+    """The places of a site's Ray nodes, those awake that may sleep and are not there; None where it names no nodes.
+
+    Args:
+        session: Not serving yet.
+        stack: Nodes that were sent to sleep are woken when it unwinds.
+
+    Raises:
+        ConfigError, CapabilityError: A node cannot be sent to sleep or woken.
+        ActuationError: A node does not come back.
+    """
+    site, control = session.site, session.control
+    nodes = nodes_of(site)
+    if not nodes or not isinstance(control, PolicyControl):
+        return None
+    sleepers = [_sleep_rule(node) for node in nodes if node.sleep is not None] if site.mode is Mode.ACT else []
+    holder = await stack.enter_async_context(held_leases(session.warn)) if sleepers else None
+    cluster = cast(ClusterNodes, session.engine)
+
+    async def present() -> list[str]:
+        answers = await cluster.nodes(METER, [site.meters])
+        return [address for address, answer in answers.items() if not answer.get("gone")]
+
+    def specs() -> list[ReplicaSpec]:
+        return [view.spec for view in session.engine.replicas()]
+
+    sleep = SleepingNodes(sleepers, holder, SleepWorld(specs, present, session.history.add_decision, unix_s))
+    control.places = NodePlaces([node.name for node in nodes], sleep, specs)
+    await sleep.wake()
+    return control.places
+
+
+def _sleep_rule(node: RayNodeConfig) -> SleepRule:
+    """When and how a node sleeps.
+
+    Raises:
+        ConfigError: It is this machine.
+        CapabilityError: There is no such program.
+    """
+    commands = {"sleep": list(node.sleep or ()), "wake": list(node.wake or ())}
+    spec = DeviceSpec("node-commands", {"node": node.name, **commands})
+    device = open_device(spec)
+    if _is_here(node.address):
+        raise ConfigError(
+            f"node {node.name} is the machine that joulery runs on",
+            pointer="serving.engine.nodes.sleep",
+            got=node.address,
+            expected="another machine; joulery wakes it",
+        )
+    able = device.capability()
+    if not able.settable:
+        raise CapabilityError(f"node {node.name} cannot be sent to sleep: {able.detail}", resource=able.device)
+    return SleepRule(node.name, node.address, node.sleep_after_s, node.wakes_in_s, device, spec)
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is of this machine."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
 async def keep_nodes(
-    session: ServingSession, open_source: Callable[[CarbonConfig], CarbonSource], stack: AsyncExitStack
+    session: ServingSession,
+    open_source: Callable[[CarbonConfig], CarbonSource],
+    places: NodePlaces | None,
+    stack: AsyncExitStack,
 ) -> None:
-    """Meter and order a site's Ray nodes from now on; ends with the stack."""
+    """Meter and order a site's Ray nodes from now on, and have empty ones sleep; ends with the stack."""
     found = ledger_of(session.site, session, open_source)
     if found is None:
         return
     session.nodes = found
+    if places is not None:
+        found.asleep = places.sleep.asleep
     await found.look()
-    _order(session, found)
-    keeping = asyncio.create_task(_keep(session, found), name="nodes")
-    stack.callback(keeping.cancel)
+    _order(session, found, places)
+    for work in (_keep(session, found, places), *(() if places is None else (_settle(session, found, places),))):
+        keeping = asyncio.create_task(work, name="nodes")
+        stack.callback(keeping.cancel)
 
 
-async def _keep(session: ServingSession, ledger: NodeLedger) -> None:
+async def _keep(session: ServingSession, ledger: NodeLedger, places: NodePlaces | None) -> None:
     while True:
         await asyncio.sleep(session.pace.tick_s)
         if session.end_ns:
             return
         await ledger.look()
-        _order(session, ledger)
+        _order(session, ledger, places)
 
 
-def _order(session: ServingSession, ledger: NodeLedger) -> None:
+async def _settle(session: ServingSession, ledger: NodeLedger, places: NodePlaces) -> None:
+    """Have empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
+    control = cast(PolicyControl, session.control)
+    while not session.end_ns:
+        await asyncio.sleep(session.pace.tick_s)
+        try:
+            await control.settle()
+        except JouleryError as error:
+            session.warn(f"replicas could not move to another node: {error}")
+        await places.sleep.step(ledger.present)
+
+
+def _order(session: ServingSession, ledger: NodeLedger, places: NodePlaces | None = None) -> None:
     """Give requests to nodes in the order of their grids, where that has changed."""
     if not ledger.order(NodeOrder()):
         return
     acts = session.site.mode is Mode.ACT
     ranks = ledger.ranks
+    if places is not None:
+        places.ranks = dict(ranks)
     known = ledger.intensities()
     words = ", ".join(f"{name} {known[name]:.0f} g/kWh" for name in sorted(ranks, key=lambda name: ranks[name]))
     if acts:

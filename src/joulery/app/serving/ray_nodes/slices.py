@@ -9,8 +9,9 @@ from joulery.config.services import ServiceConfig
 from joulery.config.serving import RayEngine, RayNodeConfig
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, InfeasibleError
-from joulery.domain.serving.service import Slice
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment, split
+from joulery.domain.serving.engine import NODE
+from joulery.domain.serving.service import Slice, SliceKind
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment, first_alone, split
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices
 from joulery.runtime.serving.running_service import ServiceSetup
 
@@ -21,36 +22,49 @@ def nodes_of(site: Site) -> tuple[RayNodeConfig, ...]:
 
 
 def shares_of_nodes(site: Site) -> dict[str, tuple[RayNodeConfig, ...]]:
-    """The nodes of each service, with the cores it has there; nodes where it has none are left out.
+    """The nodes of each service, with the cores or GPUs it has there; nodes where it has none are left out.
 
-    Services share the cores of each node equally; those that are left over go to the services with the fewest so far.
+    Services share those of each node equally; what is left over goes to the services with the fewest so far.
 
     Raises:
-        InfeasibleError: There are more services than cores.
+        InfeasibleError: There are more services than cores or GPUs.
     """
     names = [service.name for service in site.services]
     held = dict.fromkeys(names, 0)
     found: dict[str, list[RayNodeConfig]] = {name: [] for name in names}
     for node in nodes_of(site):
-        each, over = divmod(node.cores, len(names))
+        each, over = divmod(node.units, len(names))
+        kind = "cores" if node.gpus is None else "gpus"
         first = sorted(names, key=lambda name: (held[name], names.index(name)))[:over]
         for name in names:
-            cores = each + (name in first)
-            held[name] += cores
-            if cores:
-                found[name].append(node.model_copy(update={"cores": cores}))
+            mine = each + (name in first)
+            held[name] += mine
+            if mine:
+                found[name].append(node.model_copy(update={kind: mine}))
     if nodes_of(site) and (without := [name for name in names if not held[name]]):
         raise InfeasibleError(
-            f"the nodes have fewer cores than there are services: {', '.join(without)} would have none",
+            f"the nodes have fewer cores or GPUs than there are services: {', '.join(without)} would have none",
             binding="serving.engine.nodes",
-            hint="list more nodes or cores, or give some services a site file of their own",
+            hint="list more nodes, cores or GPUs, or give some services a site file of their own",
         )
     return {name: tuple(nodes) for name, nodes in found.items()}
 
 
+def cuts_of(node: RayNodeConfig) -> list[tuple[Slice, ...]]:
+    """The ways to cut a node: its cores in any way, or its GPUs, each a whole one."""
+    if node.cores is None:
+        return [(Slice(SliceKind.WHOLE),) * node.units]
+    return [cpu_slices(cut) for cut in core_partitions(node.cores)]
+
+
 def node_slices(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
-    """The ways to cut the cores of all nodes, each node's by themselves, and which node has which slice then."""
-    return split({f"node:{node.name}": [cpu_slices(cut) for cut in core_partitions(node.cores)] for node in nodes})
+    """The ways to cut all nodes, each by itself, and which node has which slice then."""
+    return split({f"{NODE}{node.name}": cuts_of(node) for node in nodes})
+
+
+def first_nodes(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
+    """The ways to cut the first of several nodes while the others are left empty."""
+    return first_alone({f"{NODE}{node.name}": cuts_of(node) for node in nodes})
 
 
 def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
@@ -62,15 +76,15 @@ def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
     if not nodes_of(site):
         return setup
     nodes = shares_of_nodes(site)[setup.name]
-    largest = max(nodes, key=lambda node: node.cores)
-    if largest.cores > len(setup.cores):
+    largest = max(nodes, key=lambda node: node.units)
+    if largest.units > len(setup.cores):
         raise CapabilityError(
-            f"node {largest.name} has {largest.cores} cores, and this machine, where {setup.name} would be profiled, "
+            f"node {largest.name} has {largest.units} cores, and this machine, where {setup.name} would be profiled, "
             f"has {len(setup.cores)}",
             resource="CPU cores",
             hint="run joulery profile on a machine like the nodes, and name its file under the service's profile",
         )
-    sizes = sorted({node.cores for node in nodes}, reverse=True)
+    sizes = sorted({node.units for node in nodes}, reverse=True)
     cuts = dict.fromkeys(cpu_slices(cut) for cores in sizes for cut in core_partitions(cores))
     return replace(setup, partitions=tuple(cuts), slice_assignment={})
 

@@ -110,6 +110,30 @@ def _deal(
     return {name: tuple(mine) for name, mine in pieces.items()}, {**held, **total}
 
 
+def on_first(used: SliceAssignment, cut: tuple[Slice, ...], order: Sequence[str]) -> tuple[tuple[Slice, str], ...]:
+    """The slices of a cut that leaves some machines empty, on the first machines of an order.
+
+    A machine gives its slices to another of its size alone: one that is as large by what they have in all cuts.
+
+    Args:
+        used: Of each cut which machine has which slice.
+        cut: The cut, sorted.
+        order: All machines, those first that are to have slices.
+    """
+    sizes: dict[str, int] = {}
+    for assigned in used.values():
+        for machine in {name for _, name in assigned}:
+            sizes[machine] = sum(size_of(piece) for piece, name in assigned if name == machine)
+    machines = list(dict.fromkeys(name for _, name in used[cut]))
+    onto: dict[str, str] = {}
+    for size in {sizes[machine] for machine in machines}:
+        mine = [machine for machine in machines if sizes[machine] == size]
+        first = [one for one in order if sizes.get(one) == size][: len(mine)]
+        free = [one for one in first if one not in mine]
+        onto |= {machine: machine if machine in first else free.pop(0) for machine in mine}
+    return tuple((piece, onto[machine]) for piece, machine in used[cut])
+
+
 def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
     """The ways the first of several GPUs may be cut while the others are left empty; of equal ones the fewest GPUs.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class _Account:
     own_j: float = 0.0
     covered_s: float = 0.0
     answered: int = 0
+    asleep_s: float = 0.0
     last: NodeReading | None = None
     refusal: str = ""
     gone: bool = False
@@ -61,6 +62,10 @@ class NodeLedger:
         pue: Facility energy per IT energy.
         now_s: Unix seconds.
         warn: Receives what a person should know; each text may come again.
+
+    Attributes:
+        asleep: Names of the nodes that were sent to sleep and are not back; kept by another.
+        present: Addresses of the nodes that answered the last look.
     """
 
     def __init__(
@@ -78,7 +83,9 @@ class NodeLedger:
         self._looking = asyncio.Lock()
         self._named: dict[str, _Account | None] = {}
         self.ranks: dict[str, int] = {}
+        self.present: frozenset[str] = frozenset()
         self.moves: Counter[str] = Counter()
+        self.asleep: Collection[str] = frozenset()
 
     async def look(self) -> None:
         """Read every meter, and book the joules since the last look at the grids' intensities."""
@@ -97,11 +104,14 @@ class NodeLedger:
         if math.isnan(self._from_s):
             self._from_s = now_s
         middle_s = now_s if math.isnan(self._looked_s) else (self._looked_s + now_s) / 2
-        self._looked_s = now_s
+        passed_s, self._looked_s = 2.0 * (now_s - middle_s), now_s
+        self.present = frozenset(address for address, answer in answers.items() if not answer.get("gone"))
         self._book(answers, middle_s)
         for address, account in self._accounts.items():
-            account.gone = address not in answers or bool(answers[address].get("gone"))
-            if answers and address not in answers:
+            account.gone = address not in self.present
+            if account.name in self.asleep:
+                account.asleep_s += passed_s
+            elif answers and address not in answers:
                 account.refusal = "it is not in the cluster"
                 self._warn(
                     f"node {account.name} ({address}) is not in the Ray cluster: it serves and is metered no more"
@@ -134,7 +144,9 @@ class NodeLedger:
         return found
 
     def _reading(self, account: _Account, answer: Mapping[str, Any]) -> NodeReading | None:
-        account.refusal = str(answer.get("refusal", ""))
+        account.refusal = "" if account.name in self.asleep else str(answer.get("refusal", ""))
+        if account.name in self.asleep and "refusal" in answer:
+            return None
         if account.refusal:
             self._warn(
                 f"node {account.name} is not metered, and its joules are missing from the report: {account.refusal}"
@@ -144,8 +156,11 @@ class NodeLedger:
         return NodeReading(**fields)
 
     def order(self, policy: NodeOrder) -> bool:
-        """Rank the named nodes by their grids now, those last that may be lost; whether the ranks have changed."""
-        gone = {account.name for account in self._accounts.values() if account.gone}
+        """Rank the named nodes by their grids now, lost ones last; whether the ranks have changed.
+
+        A node that sleeps has its place: it may be woken.
+        """
+        gone = {account.name for account in self._accounts.values() if account.gone} - set(self.asleep)
         known = {name: math.nan if name in gone else each for name, each in self.intensities().items()}
         ranks = policy.step(known, self.ranks)
         changed, self.ranks = ranks != self.ranks, ranks
@@ -195,6 +210,7 @@ class NodeLedger:
             "carbon_g": total.carbon_g if priced else None,
             "carbon_unknown_j": total.unknown_j,
             "coverage_ratio": min(1.0, account.covered_s / elapsed_s) if elapsed_s > 0 else 0.0,
+            "asleep_s": account.asleep_s,
             "quality": account.last.quality.value if account.last is not None else None,
             "meters": list(account.last.meters) if account.last is not None else [],
             "machine": account.last.machine if account.last is not None else None,

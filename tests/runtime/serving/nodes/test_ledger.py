@@ -8,7 +8,7 @@ import pytest
 from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.policies.node_order import NodeOrder
-from joulery.runtime.serving.nodes import NodeLedger, PlacedNode
+from joulery.runtime.serving.nodes.ledger import NodeLedger, PlacedNode
 
 JOULES_PER_KWH = 3.6e6
 
@@ -156,3 +156,26 @@ def test_answers_count_for_the_node_of_their_replica():
         cluster.ledger.answered(RequestRecord("s", "v", replica, 0, 0, 1, Outcome.OK, 0, 0, 1, None))
     cluster.ledger.answered(RequestRecord("s", "v", names[0], 0, 0, 1, Outcome.FAILED, 0, 0, 1, None))
     assert (cluster.entry("a")["answered"], cluster.entry("b")["answered"]) == (1, 2)
+
+
+async def test_a_node_that_sleeps_keeps_its_place_and_is_not_reported_as_lost():
+    cluster = Cluster()
+    await cluster.look(n1=(0.0, 0.0), n2=(0.0, 0.0))
+    await cluster.look(n1=(1.0, 0.5), n2=(1.0, 0.5))
+    cluster.ledger.asleep = {"b"}
+    for passed in range(3):
+        await cluster.look(n1=(2.0 + passed, 1.0))
+    cluster.answers["10.0.0.2"] = {"gone": True, "refusal": "its meter did not answer"}
+    cluster.now_s += 1.0
+    await cluster.ledger.look()
+    cluster.ledger.order(NodeOrder())
+    assert cluster.ledger.ranks == {"b": 0, "a": 1}, "its grid is the cleaner one, and it may be woken"
+    assert cluster.ledger.present == {"10.0.0.1"} and cluster.warned == []
+    b = cluster.entry("b")
+    assert (b["asleep_s"], b["refusal"], b["energy_j"]) == (4.0, None, 1.0)
+    assert cluster.entry("a")["asleep_s"] == 0.0
+    cluster.ledger.asleep = set()
+    await cluster.look(n1=(9.0, 1.0))
+    assert [text for text in cluster.warned if "not in the Ray cluster" in text] != []
+    cluster.ledger.order(NodeOrder())
+    assert cluster.ledger.ranks == {"a": 0, "b": 1} and cluster.entry("b")["asleep_s"] == 4.0

@@ -1,0 +1,93 @@
+"""A machine of a cluster that is sent to sleep and woken by commands of its administrator.
+
+How a machine sleeps (suspend, power-off through its BMC) and is woken (Wake-on-LAN, BMC, a cloud's API) is known to the
+site alone, and it can only be asked from outside: Ray or Slurm say whether the machine is there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.domain.gpu.device import DeviceCapability, DeviceChange, DeviceState, Knob, SleepSetting
+
+COMMAND_S = 60.0
+"""How long a command may take, s. It starts the change; the machine may take longer."""
+_SHOWN = 300
+"""Characters shown of what a failed command printed."""
+
+
+class NodeCommands:
+    """A machine that commands send to sleep and wake. Implements :class:`joulery.domain.ports.Device`.
+
+    Args:
+        node: Its name.
+        sleep: The command that has it sleep, word by word; no shell reads it.
+        wake: The command that wakes it. It may be given to a machine that is awake.
+        timeout_s: How long a command may take.
+
+    Raises:
+        ConfigError: A command without words.
+    """
+
+    def __init__(self, node: str, sleep: Sequence[str], wake: Sequence[str], timeout_s: float = COMMAND_S) -> None:
+        if not sleep or not wake:
+            raise ConfigError(f"node {node} needs a command that has it sleep, and one that wakes it")
+        self.device = f"node:{node}"
+        self._node, self._sleep, self._wake, self._timeout_s = node, tuple(sleep), tuple(wake), timeout_s
+        self._asleep = False
+
+    def capability(self) -> DeviceCapability:
+        """Settable where both programs are found."""
+        missing = [words[0] for words in (self._sleep, self._wake) if shutil.which(words[0]) is None]
+        detail = f"no such program: {', '.join(missing)}" if missing else "by commands of the site file"
+        return DeviceCapability(self.device, self._node, Knob.SLEEP, not missing, detail)
+
+    def observe(self) -> DeviceState[SleepSetting]:
+        """What was asked for last by this process; a machine that another process sent to sleep is shown as awake."""
+        return DeviceState(SleepSetting(self._asleep), {"asleep": self._asleep})
+
+    def apply(self, wanted: SleepSetting, /) -> DeviceChange[SleepSetting]:
+        """Run the command.
+
+        Raises:
+            CapabilityError: There is no such program.
+            ActuationError: The command failed, or took too long.
+        """
+        return self._change(wanted.asleep)
+
+    def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[SleepSetting]:
+        """Wake it, unless it was asleep when it was observed. The command runs whatever this process knows of it."""
+        return self._change(bool((memento or {}).get("asleep", False)))
+
+    def _change(self, asleep: bool) -> DeviceChange[SleepSetting]:
+        before, words, begin_s = SleepSetting(self._asleep), self._sleep if asleep else self._wake, time.monotonic()
+        self._run(words, "did not go to sleep" if asleep else "could not be woken")
+        self._asleep = asleep
+        return DeviceChange(before, SleepSetting(asleep), time.monotonic() - begin_s, " ".join(words))
+
+    def _run(self, words: Sequence[str], fault: str) -> None:
+        said = f"{self.device} {fault}: {' '.join(words)}"
+        try:
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise CapabilityError(f"{said}: no such program", resource=words[0]) from error
+        except OSError as error:
+            raise CapabilityError(f"{said}: {error.strerror}", resource=words[0]) from error
+        except subprocess.TimeoutExpired as error:
+            raise ActuationError(f"{said}: no end within {self._timeout_s:g} s") from error
+        if done.returncode:
+            printed = (done.stderr or done.stdout).strip()[-_SHOWN:] or "nothing printed"
+            raise ActuationError(f"{said}: exit status {done.returncode}: {printed}")

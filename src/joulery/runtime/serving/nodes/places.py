@@ -1,0 +1,47 @@
+"""Which nodes of a cluster replicas are placed on while others are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from joulery.domain.serving.engine import NODE, ReplicaSpec
+from joulery.domain.serving.service import Slice
+from joulery.policies.placement.pools.gpu_groups import SliceAssignment, on_first
+from joulery.runtime.serving.nodes.sleep import SleepingNodes, nodes_of
+
+
+class NodePlaces:
+    """The nodes of a site.
+
+    Args:
+        names: All of them, in the order of the site file.
+        sleep: Those that may sleep.
+        specs: Every replica now.
+
+    Attributes:
+        ranks: The order of their grids, 0 for the cleanest.
+        sleep: As given.
+    """
+
+    def __init__(self, names: Sequence[str], sleep: SleepingNodes, specs: Callable[[], Iterable[ReplicaSpec]]) -> None:
+        self._names, self.sleep, self._specs = tuple(names), sleep, specs
+        self.ranks: dict[str, int] = {}
+
+    def order(self) -> tuple[str, ...]:
+        """The nodes, those first that replicas are placed on while others are empty.
+
+        Nodes that cannot sleep come first, for they take their power anyway; then cleaner grids; then nodes that have
+        replicas already.
+        """
+        running = nodes_of(self._specs())
+        places = {name: at for at, name in enumerate(self._names)}
+        return tuple(
+            sorted(
+                self._names,
+                key=lambda name: (name in self.sleep.names, self.ranks.get(name, 0), name not in running, places[name]),
+            )
+        )
+
+    def assigned(self, used: SliceAssignment, cut: tuple[Slice, ...]) -> tuple[tuple[Slice, str], ...]:
+        """The slices of a cut, sorted, each with its node."""
+        return on_first(used, cut, [f"{NODE}{name}" for name in self.order()])
