@@ -80,7 +80,9 @@ def test_replicas_have_a_gpu_each_on_every_node(
         up.process.send_signal(signal.SIGINT)
         status, _, errors = up.end()
         assert status == 0, errors
-    assert {tuple(answer["outputs"][0]["data"]) for answer in answers} == {(1.0, 1.0)}, "one GPU, which its model is to use"
+    assert {tuple(answer["outputs"][0]["data"]) for answer in answers} == {(1.0, 1.0)}, (
+        "one GPU, which its model is to use"
+    )
     nodes = json.loads(out.read_text())["nodes"]
     assert sum(node["answered"] for node in nodes) == REQUESTS
     assert min(node["answered"] for node in nodes) > 0, "each node has a replica"

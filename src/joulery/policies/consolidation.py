@@ -34,7 +34,7 @@ from joulery.policies.serving.slo_first import ROOM_RATIO, delay_s, present_rps
 from joulery.policies.serving.state import ServiceState
 
 T = TypeVar("T")
-_NUMBERS = ("room", "growth_per_s", "used", "patience_s", "wakes_s", "wake_growth_per_s")
+_NUMBERS = ("room", "growth_per_s", "used", "patience_s", "sleepers", "wakes_s", "wake_growth_per_s")
 _LEAST_RPS, _RATE_STEP, _MOST_KEPT = 1e-3, 1.05, 256
 MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
@@ -55,7 +55,8 @@ class Consolidation:
         patience_s: Seconds without a change or a threat before instances are parked.
         gpus: Of each partition of a service's GPUs or nodes, and of the first of them alone, which has which slice;
             empty on the CPU cores of one machine.
-        wakes_s: Seconds that a node which sleeps takes to come back; 0 where none sleeps.
+        sleepers: Nodes that sleep while they are empty.
+        wakes_s: Seconds that such a node takes to come back; 0 where there is none.
         wake_growth_per_s: What is added to ``room`` for each of them.
     """
 
@@ -64,6 +65,7 @@ class Consolidation:
     used: float = 0.75
     patience_s: float = 30.0
     gpus: SliceAssignment = field(default_factory=dict)
+    sleepers: int = 0
     wakes_s: float = 0.0
     wake_growth_per_s: float = 0.01
     _memo: dict[Hashable, tuple[Predictor, Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -99,7 +101,9 @@ class Consolidation:
         """The part of a layout that carries a demand with the fewest joules a second; the whole where none is better.
 
         Of parts whose predicted joules differ by less than the error of the profile, the one with the fewest instances:
-        a core that is left empty sleeps deeper than any profile of its replicas says.
+        a core that is left empty sleeps deeper than any profile of its replicas says. Of nodes as many sleep as may:
+        what a machine takes while it is awake is in no profile of its replicas, and assumed to be more than what one
+        variant takes above another at a demand that leaves it empty.
 
         Args:
             whole: The layout.
@@ -118,8 +122,11 @@ class Consolidation:
                 keeps = metrics.utilisation_ratio <= ROOM_RATIO and self._keeps_slo(metrics.latency_s, goals)
                 if keeps and metrics.accuracy_ratio >= found.accuracy_ratio - 1e-12:
                     kept.append(part)
+            asleep = [self._asleep(whole, layout) for layout in kept]
+            kept = [layout for layout, count in zip(kept, asleep, strict=True) if count == max(asleep)]
             watts = [self._watts(predictor, layout, rate_rps) for layout in kept]
-            equal_w = min(EQUAL_RATIO, predictor.energy_error_ratio(whole)) * (watts[0] - predictor.awake_w(whole))
+            whole_w = self._watts(predictor, whole, rate_rps) - predictor.awake_w(whole)
+            equal_w = min(EQUAL_RATIO, predictor.energy_error_ratio(whole)) * whole_w
         except DataError:
             return whole  # an instance was not profiled
         cheap = [(len(one.instances), one_w, at) for at, (one, one_w) in enumerate(zip(kept, watts, strict=True))]
@@ -134,6 +141,11 @@ class Consolidation:
             return False
         used = {gpu for _, gpu in after}
         return used < {gpu for _, gpu in before} and len(after) == sum(gpu in used for _, gpu in before)
+
+    def _asleep(self, whole: Layout, part: Layout) -> int:
+        """Nodes that may sleep while a part runs; 0 where none sleeps."""
+        used = [{gpu for _, gpu in self.gpus.get(tuple(sorted(one.slices)), ())} for one in (whole, part)]
+        return min(self.sleepers, len(used[0]) - len(used[1]))
 
     @staticmethod
     def _keeps_slo(latency_s: float, goals: ServiceObjectives) -> bool:

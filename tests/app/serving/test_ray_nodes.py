@@ -19,7 +19,7 @@ from joulery.config.site import Mode
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import CapabilityError, ConfigError, InfeasibleError
 from joulery.domain.gpu.device import DeviceSpec, Knob
-from joulery.domain.gpu.layout import Layout
+from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.engine import ReplicaState, ReplicaView, Transition
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.policies.consolidation import Consolidation
@@ -48,6 +48,7 @@ def two_cores_here(monkeypatch):
     monkeypatch.setattr(service.os, "sched_getaffinity", lambda _: {0, 1})
 
 
+ONE = cpu_slices((1,))[0]
 CONSOLIDATE = {"lambda: 10 %": "lambda: 10 %, consolidate: true"}
 RAY_SLEEP = RAY.replace("cores: 1}", "cores: 2, sleep: [echo, s], wake: [echo, w], wakes_in: 50 s}")
 
@@ -220,6 +221,13 @@ def test_whole_nodes_are_left_empty_and_the_room_grows_with_the_time_a_node_wake
     assert rule.reserve(whole, chosen.predictor) == pytest.approx(without + 0.5)
     part = rule.part(whole, 0.5, chosen.predictor, chosen.policy.objectives)
     assert len(part.instances) == 2, "one node of two"
+    mixed = Layout([Instance("large", ONE), Instance("small", ONE)] * 2)
+    large = Layout([Instance("large", ONE)] * 2)
+    found = replace(rule, sleepers=0).part(mixed, 0.5, chosen.predictor, chosen.policy.objectives)
+    assert found == mixed, "of the accurate variant alone each request takes more joules"
+    assert rule.part(mixed, 0.5, chosen.predictor, chosen.policy.objectives) == large, (
+        "a machine that sleeps saves more"
+    )
     actuator = LayoutActuator(Engine(), "sums", setup.models, setup.slice_assignment)
     assert {spec.device for spec in actuator.specs(part)} == {"node:a"}
     places = sleeping_world(site)

@@ -16,6 +16,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.serving.timeline import CarbonBasis, CarbonFeed
 from joulery.runtime.serving import intensity
 from joulery.runtime.serving.intensity import ASK_AGAIN_S, LiveIntensity, held, merged
+from joulery.steady_time import unix_s
 from tests.fakes.carbon import Scripted
 
 DAY_S = 1_602_633_600.0  # 2020-10-14T00:00Z
@@ -186,6 +187,14 @@ class Growing:
             self.clock.now_s += 1.0
             await self.grid.refresh()
         return self.grid.at(self.clock.now_s)
+
+
+async def test_a_replay_is_known_from_the_first_moment_on_though_the_wall_clock_was_put_forward(monkeypatch):
+    monkeypatch.setattr("joulery.app.wiring.carbon.time.time", lambda: unix_s() + 5.0)
+    replay = ReplayConfig(day="2020-10-14", duration="1000 h")
+    grid = LiveIntensity(CarbonTypical(kind="typical", zone="GB", replay=replay), live_carbon_source, unix_s)
+    await grid.refresh()
+    assert grid.trouble == "" and grid.at(unix_s()) > 0
 
 
 HOUR_S = 3600.0

@@ -376,10 +376,12 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
             got="true",
             expected="a service with at least two nodes, or false",
         )
+    wakes_s = [node.wakes_in_s for node in nodes if node.sleep is not None]
     return Consolidation(
         patience_s=rule.consolidate_after_s,
         gpus=setup.slice_assignment if setup.gpus or nodes else {},
-        wakes_s=max((node.wakes_in_s for node in nodes if node.sleep is not None), default=0.0),
+        sleepers=len(wakes_s),
+        wakes_s=max(wakes_s, default=0.0),
     )
 
 

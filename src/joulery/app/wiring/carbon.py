@@ -35,6 +35,7 @@ from joulery.config.carbon import (
 from joulery.domain.energy.carbon import Fill, FillRule
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import CarbonSource
+from joulery.steady_time import unix_s
 
 if TYPE_CHECKING:
     from joulery.adapters.carbon.http import CarbonService
@@ -95,7 +96,8 @@ def live_carbon_source(config: CarbonConfig, cache_dir: Path | None = None) -> C
         DataError: The file holds rows and cannot be used: a column is missing, a value is no number.
     """
     if not isinstance(config, CarbonFile) or config.replay is not None:
-        return carbon_source(config, cache_dir)
+        # The run's own clock: by a wall clock that was put forward since, a replay would begin after the run.
+        return carbon_source(config, cache_dir, now_s=unix_s)
     rule = FillRule(Fill.GAP) if config.fill_rule.kind is Fill.ERROR else config.fill_rule
     paths = [path for path in (config.path, config.forecast) if path is not None]
     followed = FollowedFile(lambda: file_source(config, rule), paths)

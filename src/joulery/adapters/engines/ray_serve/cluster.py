@@ -184,8 +184,8 @@ class RayCluster:
         self._meters = {node: actor for node, actor in self._meters.items() if node in alive}
         for node in alive.keys() - self._meters.keys():
             self._meters[node] = self._actor_on(node, meter, options)
-        answers = await asyncio.gather(*(self._read(node) for node in alive))
-        return dict(zip(alive.values(), answers, strict=True))
+        reads = [self._read(node, self._meters[node]) for node in alive]
+        return dict(zip(alive.values(), await asyncio.gather(*reads), strict=True))
 
     def _actor_on(self, node: str, kind: str, options: Sequence[Any]) -> Any:
         """An actor on one node; it ends with this connection."""
@@ -197,14 +197,15 @@ class RayCluster:
         environ = {"env_vars": dict(self.environ())}
         return actor.options(num_cpus=0, scheduling_strategy=placed, runtime_env=environ).remote(*options)
 
-    async def _read(self, node: str) -> dict[str, Any]:
+    async def _read(self, node: str, meter: Any) -> dict[str, Any]:
         from ray.exceptions import RayError
 
         try:
             async with asyncio.timeout(_METER_S):
-                found: dict[str, Any] = await self._meters[node].read.remote()
+                found: dict[str, Any] = await meter.read.remote()
         except RayError as error:
-            del self._meters[node]
+            if self._meters.get(node) is meter:  # another call may have noticed, and started the next one
+                del self._meters[node]
             return {"gone": True, "refusal": f"its meter ended: {type(error).__name__}"}
         except TimeoutError:
             return {"gone": True, "refusal": f"its meter did not answer within {_METER_S:g} s"}
