@@ -45,7 +45,7 @@ elif not raylets:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoNodes]:
     with two_ray_nodes() as made:
         yield made
