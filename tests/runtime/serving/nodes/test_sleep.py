@@ -140,7 +140,7 @@ async def test_nothing_sleeps_while_the_cluster_is_lost_nor_a_node_that_is_away(
     world.running = [on("a")]
     world.there = {ADDRESSES["a"], ADDRESSES["b"]}
     await world.passes(310)
-    assert world.said == [("b", "asleep")], "c is not in the cluster: nobody knows what it does"
+    assert world.said == [("b", "asleep")], "c is not in the cluster, and what it does is not known"
 
 
 async def test_a_node_that_does_not_come_back_is_an_error_and_is_not_waited_for_again_at_once():
@@ -187,7 +187,7 @@ async def test_a_command_that_fails_is_tried_again_after_a_while():
     assert world.kinds() == [("sleep_node", "b", "failed"), ("sleep_node", "b", "applied")]
 
 
-async def test_a_node_that_somebody_else_woke_is_awake():
+async def test_a_node_that_others_woke_is_awake():
     world = World()
     world.running = [on("a"), on("c")]
     await world.passes(302)

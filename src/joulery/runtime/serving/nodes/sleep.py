@@ -200,7 +200,7 @@ class SleepingNodes:
                     await self._send_to_sleep(rule, now_s - since_s)
 
     def _returned(self, present: Collection[str]) -> None:
-        """Notice nodes that somebody else has woken."""
+        """Notice nodes that others have woken."""
         for name in tuple(self.asleep):
             if self._rules[name].address not in present:
                 self._left.add(name)
