@@ -475,6 +475,12 @@ async def test_nodes_of_a_cluster_are_metered_and_ordered_through_the_engine_ser
 
         cluster.nodes = nodes
         engine = await played.controller()
+        link, engine.link = engine.link, None
+
+        async def prepare() -> None:
+            engine.link = link
+
+        engine.prepare = prepare  # nodes that sleep are looked for before anything runs
         assert await engine.nodes("m:M", [1]) == {"10.0.0.1": {"meter": "m:M", "options": [1]}}
         engine.prefer_nodes({"a": 0, "b": 1}, 0.25)
         await eventually(lambda: ordered == [({"a": 0, "b": 1}, 0.25)], "the order")

@@ -201,7 +201,7 @@ class ControlledEngine:
         latest: What was taken last.
         link: The connection; set by its owner, anew after the engine server was lost.
         sampled: Whether to take answered requests, for shadow replays.
-        prepare: Awaited before the first change: connects it.
+        prepare: Awaited before a change, and before nodes are asked: connects it.
         on_batch: Called with the ended requests of each :meth:`refresh`.
         on_samples: Called with answered requests by service.
         next: Number of the first ledger entry that was not taken.
@@ -304,6 +304,8 @@ class ControlledEngine:
         Raises:
             ActuationError: The engine server or the cluster is gone.
         """
+        if self.prepare is not None:
+            await self.prepare()
         found: dict[str, dict[str, Any]] = await self._ask("nodes", meter, options, within_s=_NODES_S)
         return found
 
