@@ -289,8 +289,10 @@ class PolicyControl:
             JouleryError: A node or the engine could not; the layout serves on where it was.
         """
         for one in self._services.values():
+            if self.places is None or self._mode is not Mode.ACT or self._changing.locked():
+                return
             layout = running_layout(self._engine, one.name)
-            if self.places is None or self._mode is not Mode.ACT or layout is None or self._wanting()[one.name]:
+            if layout is None or self._wanting().get(one.name, False):
                 continue
             actuator = self._actuator(one)
             if not actuator.is_settled(layout):

@@ -77,7 +77,12 @@ class LayoutActuator:
         )
 
     def is_settled(self, layout: Layout) -> bool:
-        """Whether the replicas of a layout that runs are on the GPUs or nodes that it would get now."""
+        """Whether the replicas of a layout that runs are on the GPUs or nodes that it would get now.
+
+        Part of a layout, of which other nodes are still to come, is settled: it has no place of its own.
+        """
+        if tuple(sorted(layout.slices)) not in self.slice_assignment:
+            return True
         mine = [spec.device for spec in self.specs(layout) if spec.service == self.service]
         running = [view.spec.device for view in self.engine.replicas() if view.spec.service == self.service]
         return Counter(mine) == Counter(running)
