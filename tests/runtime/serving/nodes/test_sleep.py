@@ -116,7 +116,7 @@ async def test_a_node_sleeps_once_it_was_empty_for_long_enough_and_wakes_for_a_l
     assert world.said == [("c", "asleep"), ("c", "awake")] and not world.sleep.asleep
     assert 30.0 <= world.now_s - begin_s <= 32.0 and world.holder.devices == {}
     assert world.kinds() == [("sleep_node", "c", "applied"), ("wake_node", "c", "applied")]
-    assert "after 30 s" in world.records[-1].detail
+    assert "after 30 s" in world.records[-1].detail and world.records[0].decision.reason.startswith("c sleeps")
 
 
 async def test_a_node_that_a_change_needs_does_not_fall_asleep_under_it():
