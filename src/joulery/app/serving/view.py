@@ -14,6 +14,7 @@ from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.runtime.serving.driver import APPLIED as APPLIED
+from joulery.runtime.serving.nodes.sleep import SLEEP_NODE, WAKE_NODE
 from joulery.runtime.serving.plans.plan_in_force import PlanInForce as PlanInForce
 from joulery.runtime.serving.plans.planned import RUN_PLAN
 from joulery.runtime.serving.running_service import ServiceSetup as ServiceSetup
@@ -23,10 +24,10 @@ from joulery.runtime.serving.session import ServingSession as ServingSession
 def announced(record: DecisionRecord) -> bool:
     """Whether a screen shows a decision: it changes what runs, protects the SLO, tries a layout, or concerns a standby.
 
-    Layouts kept without a trial stand in the report only.
+    Nodes that sleep or wake are shown too. Layouts kept without a trial stand in the report only.
     """
     decision = record.decision
-    if decision.kind == SET_SHARES:
+    if decision.kind in (SET_SHARES, SLEEP_NODE, WAKE_NODE):
         return True
     if decision.kind == SET_WEIGHTS:
         return decision.cause in ("threat", "split")
