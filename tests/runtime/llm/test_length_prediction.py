@@ -158,3 +158,20 @@ def test_the_pace_is_learned_from_completions() -> None:
         pace.completed(float(tokens), 0.5 + 0.1 * tokens)
     assert pace.per_token_s == pytest.approx(0.1, rel=0.05)
     assert pace.service_s(100.0) == pytest.approx(10.5, rel=0.05)
+
+
+def test_a_predictor_is_loaded_before_the_first_request_and_a_damaged_one_is_shown_by_that() -> None:
+    asked = []
+
+    class Lazy(FakePredictor):
+        def predict(self, prompt):
+            asked.append(prompt)
+            if len(asked) == 1:
+                raise ZeroDivisionError("it is damaged")
+            return super().predict(prompt)
+
+    made = forecaster(Lazy())
+    made.load()
+    assert len(asked) == 1 and not made.failures and not made.sources, "no request was forecast"
+    assert made.forecast(ask("tell me 3")).source == "predictor"
+    Forecaster("llm").load()

@@ -74,13 +74,14 @@ def _order(settings: LLMSettings) -> str:
 
 
 async def start_llms(text: LLMSite) -> None:
-    """Ask the grid, start the engines.
+    """Ask the grid, start the engines, load the predictors.
 
     Raises:
         JouleryError: An engine is not to be had.
     """
     await text.grid.refresh()
-    await asyncio.gather(*(llm.engine.start() for llm in text.llms.values()))
+    loading = [asyncio.to_thread(llm.forecaster.load) for llm in text.llms.values()]
+    await asyncio.gather(*(llm.engine.start() for llm in text.llms.values()), *loading)
 
 
 async def settle_llm_meter(text: LLMSite) -> None:

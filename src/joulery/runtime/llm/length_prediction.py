@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +110,12 @@ class Forecaster:
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
         self._calibration = RatioCalibration()
         self._mean = 150.0 if predictor is None else float(np.mean(predictor.class_tokens))
+
+    def load(self) -> None:
+        """Have the predictor load all that it needs: requests that come at once would wait for the first of them."""
+        if self.predictor is not None:
+            with suppress(Exception):  # the first request shows it
+                self.predictor.predict("Tell me a story.")
 
     @property
     def average_s(self) -> float:
