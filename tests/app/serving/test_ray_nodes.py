@@ -335,7 +335,7 @@ async def test_replicas_move_to_the_node_that_comes_first_now_and_only_then(tmp_
     assert len(engine.changes) == 3, "both nodes have replicas: nothing moves"
     engine.views = engine.views[:3]
     await control.settle()
-    assert len(engine.changes) == 3, "three of four: the rest is on its way"
+    assert len(engine.changes) == 3, "three of four: the rest is still to come"
 
 
 async def test_a_node_that_sleeps_is_another_machine_with_its_commands_there(tmp_path, monkeypatch):
