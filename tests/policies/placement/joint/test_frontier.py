@@ -16,6 +16,7 @@ from joulery.policies.placement.joint.following.warm import narrowed_to, sizes_o
 from joulery.policies.placement.joint.frontier import (
     LOADS,
     EnvelopeEffort,
+    _Search,
     _Zone,
     _zones,
     make_envelope,
@@ -23,6 +24,7 @@ from joulery.policies.placement.joint.frontier import (
 )
 from joulery.policies.placement.joint.plan import patterns_of, plan_joint, plan_problem
 from joulery.policies.placement.joint.problem import problem_of
+from joulery.policies.placement.joint.stretched import COARSE_RATIO
 from tests.policies.placement.joint.brute_force import fleet, random_request, service
 from tests.policies.placement.joint.test_alike import check
 from tests.policies.placement.joint.test_plan import twelve
@@ -119,8 +121,37 @@ def test_plans_are_spent_at_the_prices_and_loads_where_look_ups_are_off():
     assert planned[0].load == pytest.approx(math.sqrt(0.4 * math.sqrt(0.4))) or planned[0].load > math.sqrt(0.4)
     assert planned[0].load != pytest.approx(math.sqrt(0.4)), "no load is planned for twice"
     assert _zones(ErrorTable(edges, ratios * 0.1), (0.2, 1.0), prices, EnvelopeEffort()) == []
-    thin = ErrorTable(np.array([0.2, 0.2 * 1.0004]), np.full((1, 4), 0.5))
+    thin = ErrorTable(np.array([0.2, 0.2 * 1.00008]), np.full((1, 4), 0.5))
     assert _zones(thin, (0.2,), prices, EnvelopeEffort()) == [], "another GPU is needed somewhere in between"
+
+
+def test_plans_that_end_where_a_narrow_zone_begins_are_stretched_finely_once():
+    asked = random_request(0)
+    search = _Search(asked, AXIS, EnvelopeEffort(), 1.2)
+    for load in (0.5, 0.9):
+        search.add(load)
+    before = search.envelope()
+    edge = before.lookup(before.prices[0], 0.5)[0].load
+    ratios = np.zeros((3, len(before.prices)))
+    ratios[1] = 0.02
+    wide = ErrorTable(np.array([0.5, edge, edge * 1.01, 1.2]), ratios)
+    assert search.ending(before, wide) == [], "a plan is sought in it"
+    ending = search.ending(before, ErrorTable(np.array([0.5, edge, edge * 1.0005, 1.2]), ratios))
+    assert all(before.plans[each].load == pytest.approx(edge, rel=1e-9) for each in ending)
+    search.sharpen(ending)
+    after = search.envelope()
+    assert len(after.plans) == len(before.plans)
+    grown = [plan for plan in after.plans if plan.load not in {each.load for each in before.plans}]
+    assert grown
+    for plan in grown:
+        coarse = next(each for each in before.plans if each.made_load == plan.made_load and each.price == plan.price)
+        assert coarse.load < plan.load <= coarse.load * (1 + COARSE_RATIO) * (1 + 1e-9)
+        check_plan(at(asked, plan.load, AXIS.objective(plan.price)), plan.gpus)
+    for price, load in points(before, 40):
+        assert after.lookup(price, load)[1] <= before.lookup(price, load)[1] * (1 + 1e-12)
+    for plan in grown:
+        again = ErrorTable(np.array([0.5, plan.load, plan.load * 1.0005, 1.2]), ratios)
+        assert search.ending(after, again) == [], "known finely already"
 
 
 def test_loads_close_to_others_choose_among_their_sizes_and_prove_nothing():

@@ -11,7 +11,7 @@ from joulery.policies.placement.joint import stretched as module
 from joulery.policies.placement.joint.day import with_rates
 from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import problem_of
-from joulery.policies.placement.joint.stretched import stretched
+from joulery.policies.placement.joint.stretched import COARSE_RATIO, FINE_RATIO, stretched
 from tests.policies.placement.joint.brute_force import random_request
 from tests.policies.placement.joint.test_frontier import check_plan
 
@@ -42,6 +42,21 @@ def test_some_plan_serves_more_and_none_beyond_what_is_asked_for():
     plans = [(random_request(seed), planned(random_request(seed), 0.8)) for seed in range(4)]
     assert any(stretched(request, plan).load > 0.8 * 1.003 for request, plan in plans)
     assert all(stretched(request, plan, 0.803).load <= 0.803 * (1 + 1e-6) for request, plan in plans)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sought_finely_it_serves_a_little_more_and_nothing_beyond(seed):
+    request = random_request(seed)
+    plan = planned(request, 0.8)
+    coarse = stretched(request, plan)
+    while coarse.load > plan.load * 1.038:  # it has ended by what is tried at most, not by its layouts
+        plan, coarse = coarse, stretched(request, coarse)
+    fine = stretched(request, coarse, coarse.load * (1 + COARSE_RATIO), finest_ratio=FINE_RATIO)
+    assert coarse.load <= fine.load < coarse.load * (1 + COARSE_RATIO)
+    assert fine.made_load in (0.0, 0.8)
+    check_plan(at(request, fine.load), fine.gpus)
+    further = stretched(request, fine, fine.load * (1 + COARSE_RATIO), finest_ratio=FINE_RATIO / 8)
+    assert further.load <= fine.load * (1 + FINE_RATIO) * (1 + 1e-9)
 
 
 def test_a_power_cap_limits_it():

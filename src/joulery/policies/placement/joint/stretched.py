@@ -22,8 +22,8 @@ from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 _MOST_RATIO = 0.04
 """How much more load is tried at most."""
-_FINEST_RATIO = 0.001
-"""How finely the greatest load is known."""
+COARSE_RATIO, FINE_RATIO = 0.001, 0.00005
+"""How finely the greatest load is known: at first, and where it decides from which load on look-ups are off."""
 _FIRST_RATIO = 0.004
 """How much more load is tried first."""
 _SAME = 1e-9
@@ -42,7 +42,11 @@ class _Layouts(NamedTuple):
 
 
 def stretched(
-    request: JointRequest, plan: EnvelopePlan, most: float = math.inf, known: KnownLimits | None = None
+    request: JointRequest,
+    plan: EnvelopePlan,
+    most: float = math.inf,
+    known: KnownLimits | None = None,
+    finest_ratio: float = COARSE_RATIO,
 ) -> EnvelopePlan:
     """A plan at the greatest load that its layouts serve.
 
@@ -51,6 +55,7 @@ def stretched(
         plan: A plan at a load; one with cut GPUs, or of services that stand for several, is returned as it is.
         most: No higher load is tried.
         known: Limits of random requests found before, for other loads.
+        finest_ratio: How finely the greatest load is sought.
     """
     if any(one.slice for gpu in plan.gpus for one in gpu.instances) or any(each.names for each in request.services):
         return plan
@@ -62,7 +67,7 @@ def stretched(
     best, fits = plan, plan.load
     fails = min(plan.load * (1 + _MOST_RATIO), most * (1 + _SAME))
     step = _FIRST_RATIO
-    while fails > fits * (1 + _FINEST_RATIO):
+    while fails > fits * (1 + finest_ratio):
         load = min(fits * (1 + step), (fits + fails) / 2)
         gpus = _gpus(_narrowed(request, plan, load), layouts, load, known)
         found = None if gpus is None else plan._replace(load=load, gpus=gpus, made_load=plan.made_load or plan.load)
