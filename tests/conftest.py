@@ -24,11 +24,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S, TRACED_CASE_CPU_S = 1.0, 0.2
-"""The cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
-what goes on for longer repeats what it did."""
+REPEATS_CPU_S = 0.1
+"""A test that brings nothing new for so much of its CPU time is traced no further: tracing doubles that time, and what
+goes on repeats lines that are counted by then."""
 LOWER_PRIORITY = 5
-_traced_s: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +48,19 @@ def tracer_of(config: pytest.Config) -> Any:
     return getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """One worker traces what runs when modules are imported: every worker imports them all."""
+    tracer = tracer_of(session.config)
+    if tracer is None or not hasattr(session.config, "workerinput") or session.config.workerinput["workerid"] == "gw0":
+        return (yield)
+    tracer.pause()
+    try:
+        return (yield)
+    finally:
+        tracer.resume()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In several workers, tests that wait for programs run beside those that compute."""
     if hasattr(config, "workerinput"):
@@ -57,29 +69,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [items[place] for place in spread([item.nodeid for item in items])]
 
 
+def branches(tracer: Any) -> int:
+    """How many branches of sources this worker has taken while it was traced."""
+    return sum(map(len, list(tracer.cov._collector.data.values())))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Only the beginning of a test is traced: what computes for longer repeats lines that are counted by then."""
+    """A test is traced until it repeats what was counted before, by itself or by another."""
     tracer = tracer_of(item.config)
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
-    paused: list[None] = []
+    known, traced = branches(tracer), True
 
-    def pause(*_: object) -> None:
-        paused.append(None)
-        tracer.pause()
+    def look(*_: object) -> None:
+        nonlocal known, traced
+        before, known = known, branches(tracer)
+        if traced and known == before:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            traced = False
+            tracer.pause()
 
-    test = item.nodeid.partition("[")[0]
-    limit_s = max(TRACED_CPU_S - _traced_s[test], TRACED_CASE_CPU_S)
-    before = signal.signal(signal.SIGVTALRM, pause)
-    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    handler = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, REPEATS_CPU_S, REPEATS_CPU_S)
     try:
         return (yield)
     finally:
-        left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        _traced_s[test] += limit_s - left_s
-        signal.signal(signal.SIGVTALRM, before)
-        if paused:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, handler)
+        if not traced:
             tracer.resume()
 
 
