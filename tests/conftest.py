@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import os
 import signal
 import threading
@@ -32,15 +33,20 @@ LOWER_PRIORITY = 5
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker has one tracer, and one that computes a lower priority: programs that tests wait for may be late."""
-    if hasattr(config, "workerinput"):
+    if worker := worker_of(config):
         from tests.scheduling import computes
 
         # pytest-cov starts a tracer before it knows that it is in a worker, and another one then; whenever the second
         # is paused, the first goes on.
         if (first := tracer_of(config)) is not None:
             first.pause()
-        if computes(config.workerinput["workerid"]):
+        if computes(worker):
             os.nice(LOWER_PRIORITY)
+
+
+def worker_of(config: pytest.Config) -> str:
+    """The name of this worker; empty where there is one process."""
+    return str(config.workerinput["workerid"]) if hasattr(config, "workerinput") else ""
 
 
 def tracer_of(config: pytest.Config) -> Any:
@@ -50,20 +56,26 @@ def tracer_of(config: pytest.Config) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
-    """One worker traces what runs when modules are imported: every worker imports them all."""
-    tracer = tracer_of(session.config)
-    if tracer is None or not hasattr(session.config, "workerinput") or session.config.workerinput["workerid"] == "gw0":
-        return (yield)
-    tracer.pause()
+    """One worker traces what runs when modules are imported: every worker imports them all.
+
+    What is imported and collected lives to the end: the garbage collector looks at it neither meanwhile nor later.
+    """
+    tracer = tracer_of(session.config) if worker_of(session.config) not in ("", "gw0") else None
+    if tracer is not None:
+        tracer.pause()
+    gc.disable()
     try:
         return (yield)
     finally:
-        tracer.resume()
+        gc.enable()
+        gc.freeze()
+        if tracer is not None:
+            tracer.resume()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In several workers, tests that wait for programs run beside those that compute."""
-    if hasattr(config, "workerinput"):
+    if worker_of(config):
         from tests.scheduling import spread
 
         items[:] = [items[place] for place in spread([item.nodeid for item in items])]
@@ -128,7 +140,7 @@ def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A skip that is not allowed fails the run."""
-    if hasattr(session.config, "workerinput"):
+    if worker_of(session.config):
         return
     others = skips(session.config)[1]
     if IN_CI and (cache := getattr(session.config, "cache", None)) is not None:
