@@ -25,10 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-REPEATS_CPU_S = 0.1
-"""A test that brings nothing new for so much of its CPU time is traced no further: tracing doubles that time, and what
-goes on repeats lines that are counted by then."""
+LOOK_CPU_S, REPEATS = 0.1, 4
+"""The cases of a test may bring nothing new, together, for so many times so much of their CPU time; then each is traced
+until it brings nothing new. Tracing doubles that time, and what goes on repeats lines that are counted by then."""
 LOWER_PRIORITY = 5
+_repeats: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,18 +93,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     tracer = tracer_of(item.config)
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
+    test = item.nodeid.partition("[")[0]
     known, traced = branches(tracer), True
 
     def look(*_: object) -> None:
         nonlocal known, traced
         before, known = known, branches(tracer)
-        if traced and known == before:
+        _repeats[test] += known == before
+        if traced and known == before and _repeats[test] >= REPEATS:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
             traced = False
             tracer.pause()
 
     handler = signal.signal(signal.SIGVTALRM, look)
-    signal.setitimer(signal.ITIMER_VIRTUAL, REPEATS_CPU_S, REPEATS_CPU_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LOOK_CPU_S, LOOK_CPU_S)
     try:
         return (yield)
     finally:
