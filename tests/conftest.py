@@ -26,8 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 IN_CI = bool(os.environ.get("CI"))
 LOOK_CPU_S, REPEATS = 0.1, 4
-"""The cases of a test may bring nothing new, together, for so many times so much of their CPU time; then each is traced
-until it brings nothing new. Tracing doubles that time, and what goes on repeats lines that are counted by then."""
+"""The cases of a test may bring nothing new, together, for so many times so much of their CPU time; then each, like a
+property's, is traced until it brings nothing new. Tracing doubles that time, and what goes on repeats itself."""
 LOWER_PRIORITY = 5
 _repeats: Counter[str] = Counter()
 
@@ -94,13 +94,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
     test = item.nodeid.partition("[")[0]
+    most = 1 if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else REPEATS
     known, traced = branches(tracer), True
 
     def look(*_: object) -> None:
         nonlocal known, traced
         before, known = known, branches(tracer)
         _repeats[test] += known == before
-        if traced and known == before and _repeats[test] >= REPEATS:
+        if traced and known == before and _repeats[test] >= most:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
             traced = False
             tracer.pause()
