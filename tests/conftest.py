@@ -13,6 +13,11 @@ from hypothesis import HealthCheck, settings
 
 from tests.skips import allowed_as
 
+# Threads of libraries wait without a core, here and in every program that a test starts: with more workers than cores,
+# OpenBLAS's (as in joulery.ui.cli.numpy_threads) and PyTorch's took as long waiting busily as all else that they did.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Wall time is no assertion: a loaded machine is slow, not wrong. New examples are drawn in every run, and found faults
 # kept; in CI they are the same each time, so that a change is not judged by the luck of a draw.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
