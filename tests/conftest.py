@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.skips import allowed_as
 
-# Threads of libraries wait without a core, here and in every program that a test starts: with more workers than cores,
-# OpenBLAS's (as in joulery.ui.cli.numpy_threads) and PyTorch's took as long waiting busily as all else that they did.
+# Threads of libraries wait without a core, here and in every program that a test starts: OpenBLAS's, as in
+# joulery.ui.cli.numpy_threads, and PyTorch's. With more workers than cores they take much CPU time by waiting busily.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
