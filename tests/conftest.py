@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import gc
 import os
 import signal
 import threading
@@ -11,6 +12,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.skips import allowed_as
+
+# Threads of libraries wait without a core, here and in every program that a test starts: OpenBLAS's, as in
+# joulery.ui.cli.numpy_threads, and PyTorch's. With more workers than cores they take much CPU time by waiting busily.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Wall time is no assertion: a loaded machine is slow, not wrong. New examples are drawn in every run, and found faults
 # kept; in CI they are the same each time, so that a change is not judged by the luck of a draw.
@@ -24,24 +30,29 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 IN_CI = bool(os.environ.get("CI"))
-TRACED_CPU_S, TRACED_CASE_CPU_S = 1.0, 0.2
-"""The cases of a test are traced for their first CPU seconds together, and each for its own: tracing doubles them, and
-what goes on for longer repeats what it did."""
+LOOK_CPU_S, REPEATS = 0.1, 4
+"""The cases of a test may bring nothing new, together, for so many times so much of their CPU time; then each, like a
+property's, is traced until it brings nothing new. Tracing doubles that time, and what goes on repeats itself."""
 LOWER_PRIORITY = 5
-_traced_s: Counter[str] = Counter()
+_repeats: Counter[str] = Counter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker has one tracer, and one that computes a lower priority: programs that tests wait for may be late."""
-    if hasattr(config, "workerinput"):
+    if worker := worker_of(config):
         from tests.scheduling import computes
 
         # pytest-cov starts a tracer before it knows that it is in a worker, and another one then; whenever the second
         # is paused, the first goes on.
         if (first := tracer_of(config)) is not None:
             first.pause()
-        if computes(config.workerinput["workerid"]):
+        if computes(worker):
             os.nice(LOWER_PRIORITY)
+
+
+def worker_of(config: pytest.Config) -> str:
+    """The name of this worker; empty where there is one process."""
+    return str(config.workerinput["workerid"]) if hasattr(config, "workerinput") else ""
 
 
 def tracer_of(config: pytest.Config) -> Any:
@@ -49,37 +60,65 @@ def tracer_of(config: pytest.Config) -> Any:
     return getattr(config.pluginmanager.getplugin("_cov"), "cov_controller", None)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """One worker traces what runs when modules are imported: every worker imports them all.
+
+    What is imported and collected lives to the end: the garbage collector looks at it neither meanwhile nor later.
+    """
+    tracer = tracer_of(session.config) if worker_of(session.config) not in ("", "gw0") else None
+    if tracer is not None:
+        tracer.pause()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        if tracer is not None:
+            tracer.resume()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In several workers, tests that wait for programs run beside those that compute."""
-    if hasattr(config, "workerinput"):
+    if worker_of(config):
         from tests.scheduling import spread
 
         items[:] = [items[place] for place in spread([item.nodeid for item in items])]
 
 
+def branches(tracer: Any) -> int:
+    """How many branches of sources this worker has taken while it was traced."""
+    return sum(map(len, list(tracer.cov._collector.data.values())))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Only the beginning of a test is traced: what computes for longer repeats lines that are counted by then."""
+    """A test is traced until it repeats what was counted before, by itself or by another."""
     tracer = tracer_of(item.config)
     if tracer is None or threading.current_thread() is not threading.main_thread():
         return (yield)
-    paused: list[None] = []
-
-    def pause(*_: object) -> None:
-        paused.append(None)
-        tracer.pause()
-
     test = item.nodeid.partition("[")[0]
-    limit_s = max(TRACED_CPU_S - _traced_s[test], TRACED_CASE_CPU_S)
-    before = signal.signal(signal.SIGVTALRM, pause)
-    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    most = 1 if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) else REPEATS
+    known, traced = branches(tracer), True
+
+    def look(*_: object) -> None:
+        nonlocal known, traced
+        before, known = known, branches(tracer)
+        _repeats[test] += known == before
+        if traced and known == before and _repeats[test] >= most:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+            traced = False
+            tracer.pause()
+
+    handler = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LOOK_CPU_S, LOOK_CPU_S)
     try:
         return (yield)
     finally:
-        left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        _traced_s[test] += limit_s - left_s
-        signal.signal(signal.SIGVTALRM, before)
-        if paused:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, handler)
+        if not traced:
             tracer.resume()
 
 
@@ -110,7 +149,7 @@ def skips(config: pytest.Config) -> tuple[Counter[str], list[str]]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A skip that is not allowed fails the run."""
-    if hasattr(session.config, "workerinput"):
+    if worker_of(session.config):
         return
     others = skips(session.config)[1]
     if IN_CI and (cache := getattr(session.config, "cache", None)) is not None:

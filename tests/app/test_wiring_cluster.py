@@ -10,8 +10,8 @@ from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
 from joulery.domain.renames import RenamedWarning
-from joulery.policies.training.carbon_shift import ShiftRule
 from joulery.policies.training.green import Green, green_paper
+from joulery.policies.training.service_order import ShiftRule
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
 RUNNING = ClusterSnapshot(4, (ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1),))

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 from scripts.walk import crossed
@@ -20,6 +21,7 @@ def arrows() -> set[tuple[str, str]]:
     return set(re.findall(r"^  (\w+)(?:\[[^\]]*\])? -\.?-+> (\w+)", PAGE.split("## The tree")[0], re.MULTILINE))
 
 
+@cache
 def imports() -> set[tuple[str, str]]:
     """Pairs of folders of which the first imports the second."""
     found = set()

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tests.house.syntax import TESTS, files_in, nodes_of
 
@@ -19,35 +20,43 @@ def calls(nodes: Iterable[ast.AST]) -> set[str]:
     return names | {part.attr for part in called if isinstance(part, ast.Attribute)}
 
 
-def states(node: ast.AST, helpers: frozenset[str] = frozenset()) -> bool:
-    """Whether a function asserts, expects an error, or calls one of the helpers."""
+class Facts(NamedTuple):
+    """What a function does that a test may fail by."""
+
+    asserts: bool
+    calls: set[str]
+
+    def states(self, helpers: frozenset[str] = frozenset()) -> bool:
+        """Whether it asserts, expects an error, or calls one of the helpers."""
+        return (
+            self.asserts
+            or bool(self.calls & (EXPECTS | helpers))
+            or any(name.startswith("assert_") for name in self.calls)
+        )
+
+
+def facts(node: ast.AST) -> Facts:
     parts = list(ast.walk(node))
-    named = calls(parts)
-    return (
-        any(isinstance(part, ast.Assert) for part in parts)
-        or bool(named & (EXPECTS | helpers))
-        or any(name.startswith("assert_") for name in named)
-    )
+    return Facts(any(isinstance(part, ast.Assert) for part in parts), calls(parts))
 
 
 def test_a_test_that_states_nothing_is_found() -> None:
-    assert not states(ast.parse("def test_it():\n    run()"))
-    assert states(ast.parse("def test_it():\n    run()"), frozenset({"run"}))
-    assert states(ast.parse("def test_it():\n    with pytest.raises(E):\n        run()"))
+    assert not facts(ast.parse("def test_it():\n    run()")).states()
+    assert facts(ast.parse("def test_it():\n    run()")).states(frozenset({"run"}))
+    assert facts(ast.parse("def test_it():\n    with pytest.raises(E):\n        run()")).states()
+    assert facts(ast.parse("def test_it():\n    assert_all()")).states()
 
 
 def test_every_test_states_something() -> None:
+    found = [
+        (path, function.name, facts(function)) for path in files_in(TESTS) for function in functions(nodes_of(path))
+    ]
     helpers = frozenset(
-        function.name
-        for path in files_in(TESTS)
-        for function in functions(nodes_of(path))
-        if not function.name.startswith(("test_", "_")) and states(function)
+        name for _, name, function in found if not name.startswith(("test_", "_")) and function.states()
     )
     silent = [
-        f"{path.relative_to(TESTS)}: {function.name}"
-        for path in files_in(TESTS)
-        if path.name.startswith("test_")
-        for function in functions(nodes_of(path))
-        if function.name.startswith("test_") and not states(function, helpers)
+        f"{path.relative_to(TESTS)}: {name}"
+        for path, name, function in found
+        if path.name.startswith("test_") and name.startswith("test_") and not function.states(helpers)
     ]
     assert silent == []

@@ -1,4 +1,4 @@
-"""Tests are traced for coverage at their beginning only (``tests/conftest.py``), in workers too."""
+"""Tests are traced for coverage while they bring something new (``tests/conftest.py``), in workers too."""
 
 import os
 import sys

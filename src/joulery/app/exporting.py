@@ -36,7 +36,7 @@ from joulery.runtime.exporting.channels import NodeChannels
 from joulery.runtime.exporting.engines import EngineSpec, EngineWatch
 from joulery.runtime.exporting.intensity import IntensityFeed
 from joulery.runtime.exporting.node import NodeExporter, NodeReaders
-from joulery.runtime.schedule.loops import stopped_by_signals
+from joulery.runtime.schedule.polling import stopped_by_signals
 
 LOOPBACK = "127.0.0.1"
 READ_EVERY_S = 1.0

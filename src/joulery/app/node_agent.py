@@ -24,8 +24,8 @@ from joulery.domain.cluster import Placement
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.runtime.schedule.energy import JobMeter, MachineShares
-from joulery.runtime.schedule.loops import AgentTimes as AgentTimes
-from joulery.runtime.schedule.loops import run_agent, stopped_by_signals
+from joulery.runtime.schedule.polling import AgentTimes as AgentTimes
+from joulery.runtime.schedule.polling import run_agent, stopped_by_signals
 from joulery.runtime.schedule.spool import SpoolWriter, machine_id
 
 

@@ -42,8 +42,8 @@ from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line, why_waits
 from joulery.runtime.schedule.intensity import IntensityTracker
-from joulery.runtime.schedule.loops import run_one_round, run_scheduler
-from joulery.runtime.schedule.loops import stopped_by_signals as stopped_by_signals
+from joulery.runtime.schedule.polling import run_one_round, run_scheduler
+from joulery.runtime.schedule.polling import stopped_by_signals as stopped_by_signals
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, release_all
 from joulery.runtime.schedule.state import SchedulerState

@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from joulery.domain.errors import DataError
 from joulery.perf.lengths.classes import LengthClasses, calibrate, judge, rounded_class
@@ -47,6 +46,8 @@ def test_the_released_predictor_is_as_good_as_it_was_measured_to_be() -> None:
 def test_kendall_and_pairs_agree_with_the_definition(rows: list[tuple[int, int]]) -> None:
     s, t = np.array([row[0] for row in rows], float), np.array([row[1] for row in rows], float)
     quality = judge(s, t, LengthClasses.of(t))
+    from scipy import stats  # takes most of a second, and each worker would
+
     expected = stats.kendalltau(s, t).statistic if len(set(s)) > 1 and len(set(t)) > 1 else 0.0
     assert quality.kendall_tau == pytest.approx(expected, abs=1e-12)
     pairs = [(i, j) for i in range(len(s)) for j in range(i) if t[i] != t[j]]

@@ -1,4 +1,5 @@
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,30 +23,34 @@ FEATURES = RANDOM.normal(size=(240, 6))
 TRUE = FEATURES[:, 0] + 0.5 * np.sin(2 * FEATURES[:, 3])
 TOKENS = np.exp(4 + 0.7 * TRUE[:, None] + 0.3 * RANDOM.normal(size=(240, 3))) * np.array([1.0, 3.0, 0.5])
 ANSWERS = AnswerLengths(("a", "b", "c"), TOKENS[:180])
-MODEL = fit_lengths(FEATURES[:180], (4, 2), ANSWERS)
 
 
-def scores(model, rows):
-    return np.array([model.scores(row) for row in rows])
+@cache
+def model():
+    return fit_lengths(FEATURES[:180], (4, 2), ANSWERS)
+
+
+def scores(fitted, rows):
+    return np.array([fitted.scores(row) for row in rows])
 
 
 def test_it_orders_prompts_it_has_not_seen():
-    found = scores(MODEL, FEATURES[180:])
+    found = scores(model(), FEATURES[180:])
     for head, name in enumerate("abc"):
-        quality = judge(found[:, head], TOKENS[180:, head], MODEL.classes(name))
+        quality = judge(found[:, head], TOKENS[180:, head], model().classes(name))
         assert quality.pairwise > 0.72
         assert quality.accuracy > 0.35
 
 
 def test_the_quality_left_out_is_that_of_new_prompts_not_of_the_fit():
-    found = scores(MODEL, FEATURES[:180])
-    fitted = mean_quality([judge(found[:, h], TOKENS[:180, h], MODEL.classes(name)) for h, name in enumerate("abc")])
-    assert 0.70 < MODEL.left_out.pairwise < fitted.pairwise
+    found = scores(model(), FEATURES[:180])
+    fitted = mean_quality([judge(found[:, h], TOKENS[:180, h], model().classes(name)) for h, name in enumerate("abc")])
+    assert 0.70 < model().left_out.pairwise < fitted.pairwise
 
 
 def test_a_model_never_seen_gets_the_shared_head():
-    assert [MODEL.head(name) for name in ("a", "c", "new")] == [0, 2, 3]
-    quality = judge(scores(MODEL, FEATURES[180:])[:, 3], TOKENS[180:, 1], MODEL.classes("b"))
+    assert [model().head(name) for name in ("a", "c", "new")] == [0, 2, 3]
+    quality = judge(scores(model(), FEATURES[180:])[:, 3], TOKENS[180:, 1], model().classes("b"))
     assert quality.pairwise > 0.72
 
 
@@ -54,7 +59,7 @@ def test_heads_are_half_shared():
     shared = fit_lengths(FEATURES[:180], (4, 2), ANSWERS, LengthRecipe(shared_ratio=1.0))
     row = FEATURES[200]
     blend = (own.raw_scores(row) + shared.raw_scores(row)) / 2
-    assert MODEL.raw_scores(row) == pytest.approx(blend)
+    assert model().raw_scores(row) == pytest.approx(blend)
     assert shared.raw_scores(row)[0] == pytest.approx(shared.raw_scores(row)[3])
     assert own.raw_scores(row)[0] != pytest.approx(own.raw_scores(row)[3])
 
@@ -83,12 +88,12 @@ def test_one_endless_answer_changes_no_order():
     longest = endless.argmax(0)
     endless[longest, range(3)] *= 1e9
     again = fit_lengths(FEATURES[:180], (4, 2), AnswerLengths(("a", "b", "c"), endless))
-    assert again.raw_scores(FEATURES[200]) == pytest.approx(MODEL.raw_scores(FEATURES[200]))
+    assert again.raw_scores(FEATURES[200]) == pytest.approx(model().raw_scores(FEATURES[200]))
 
 
 def test_the_same_data_give_the_same_model():
     again = fit_lengths(FEATURES[:180], (4, 2), ANSWERS)
-    assert all(np.array_equal(again.arrays[name], MODEL.arrays[name]) for name in MODEL.arrays)
+    assert all(np.array_equal(again.arrays[name], model().arrays[name]) for name in model().arrays)
 
 
 def test_constant_features_and_outliers_do_no_harm():
@@ -144,7 +149,7 @@ def test_bad_lengths_recipes_and_rows_are_refused():
     with pytest.raises(DataError, match="negative or infinite"):
         AnswerLengths(("a", "b", "c"), -TOKENS)
     with pytest.raises(DataError, match="expected 6 features"):
-        MODEL.scores(FEATURES[0, :5])
+        model().scores(FEATURES[0, :5])
     with pytest.raises(DataError, match="no model was judged"):
         mean_quality([])
     for bad in ({"width": 0.0}, {"mean_ridge": 0.0}, {"head_ridge": -1.0}, {"shared_ratio": 1.5}, {"folds": 1}):

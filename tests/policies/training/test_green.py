@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
 from joulery.policies.training.allocation import ClusterView, start_waiting
-from joulery.policies.training.carbon_shift import ShiftRule, normalised_power, shifting_factor
 from joulery.policies.training.green import Green, green_paper
-from joulery.policies.training.queues import TrackedJob, lesser_kg, oldest_first
+from joulery.policies.training.queues import TrackedJob
+from joulery.policies.training.service_order import (
+    ShiftRule,
+    lesser_kg,
+    normalised_power,
+    oldest_first,
+    shifting_factor,
+)
 
 powers = st.lists(st.floats(50, 400), min_size=1, max_size=20)
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from joulery.policies.training.green import Green, ServiceOrder
-from joulery.policies.training.queues import oldest_gpus
+from joulery.policies.training.service_order import oldest_gpus
 from tests.policies.training.test_green import view
 
 crowds = st.tuples(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=25), st.integers(0, 2**32 - 1))

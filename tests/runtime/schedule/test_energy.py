@@ -15,7 +15,7 @@ from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobSt
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.runtime.schedule.energy import FirstSource, JobMeter, MachineShares, StatedPower
-from joulery.runtime.schedule.loops import AgentTimes, run_agent
+from joulery.runtime.schedule.polling import AgentTimes, run_agent
 from joulery.runtime.schedule.spool import SpoolReader, SpoolWriter
 
 

@@ -9,9 +9,9 @@ from joulery.domain.errors import DataError
 from joulery.perf.power.training_power import RTX3090_CLASSES, NodePower, limited, power_table
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.baselines import CarbonTime, Fifo, Tiresias
-from joulery.policies.training.carbon_shift import ShiftRule
 from joulery.policies.training.green import Green, green_paper
 from joulery.policies.training.pollux import Pollux, goodput
+from joulery.policies.training.service_order import ShiftRule
 from joulery.sim.core.hourly_intensity import Intensity
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
 from joulery.sim.training.plant import Cluster, Jobs

@@ -11,7 +11,7 @@ from joulery.domain.decisions import Step
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.baselines import Backfill, Fifo
 from joulery.policies.training.green import Green, GreenState
-from joulery.policies.training.restart_budget import LEAST_SHARE, SHARE
+from joulery.policies.training.queues import LEAST_RESTART_SHARE, RESTART_SHARE
 from joulery.sim.training.cluster import TrainingRun, run_training_cluster
 from joulery.sim.training.plant import Jobs
 
@@ -90,6 +90,6 @@ def test_restarts_take_no_more_than_a_share_of_what_idles(load: float, restart_s
     jobs, _ = wide_jobs("8 to 128", "exponential", 1, load, 150)
     watched = Watched()
     run = run_training_cluster(replace(CLUSTER, restart_s=restart_s), jobs, watched)
-    saved = SHARE * watched.idle_gpu_s + LEAST_SHARE * watched.all_gpu_s
+    saved = RESTART_SHARE * watched.idle_gpu_s + LEAST_RESTART_SHARE * watched.all_gpu_s
     assert 0 < watched.lost_gpu_s <= max(1800.0, restart_s) * GPUS + saved
     assert watched.lost_gpu_s <= restart_s * GPUS * run.preemptions

@@ -14,7 +14,7 @@ from joulery.app.node_agent import AgentConfig
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.energy.channel import MeterSpec
 from joulery.domain.errors import ConfigError
-from joulery.runtime.schedule.loops import AgentTimes
+from joulery.runtime.schedule.polling import AgentTimes
 from joulery.runtime.schedule.spool import SpoolReader, machine_id
 
 SITE = """\

@@ -19,8 +19,8 @@ from joulery.config.site import Site
 from joulery.domain.cluster import ClusterSnapshot
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource, ClusterBackend
-from joulery.policies.training.carbon_shift import ShiftRule
 from joulery.policies.training.green import LEAN, Green, green_paper
+from joulery.policies.training.service_order import ShiftRule
 from joulery.runtime.schedule.energy import FirstSource, StatedPower
 from joulery.runtime.schedule.spool import SpoolReader
 from joulery.store.jobs import JobBook

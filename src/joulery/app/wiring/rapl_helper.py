@@ -11,7 +11,7 @@ from joulery.adapters.meters.rapl import POWERCAP, SOCKET, open_rapl
 from joulery.adapters.meters.rapl_server import RaplServer, group_number, listening
 from joulery.adapters.privileges import become
 from joulery.domain.errors import CapabilityError
-from joulery.runtime.schedule.loops import stopped_by_signals
+from joulery.runtime.schedule.polling import stopped_by_signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,21 +20,26 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import ConfigError, DataError
 from joulery.policies.training.allocation import Allocation, ClusterView
-from joulery.policies.training.carbon_shift import ShiftRule, shifting_factor
 from joulery.policies.training.queues import (
     Filling,
+    RestartBudget,
     TrackedJob,
-    ceiling_kg,
     fill,
     fill_in_order,
+    within_budget,
+)
+from joulery.policies.training.service_order import (
+    ShiftRule,
+    ceiling_kg,
+    first_come,
     in_levels,
+    length_scv,
     lesser_kg,
     oldest_first,
     oldest_gpus,
+    shifting_factor,
     uppermost,
 )
-from joulery.policies.training.restart_budget import RestartBudget, within_budget
-from joulery.policies.training.service_order import first_come, length_scv
 from joulery.policies.training.waiting import WaitingJobs, decide_waiting, due_first
 from joulery.policies.training.widths import NO_POINTS, JobWidths, Points, prices, with_measured, with_power
 
@@ -87,7 +92,7 @@ class Green:
             every gram.
         oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
             those that footprints put last end during a rush instead of all together after it; 0 for none. More where
-            jobs are wide (:func:`~joulery.policies.training.queues.oldest_gpus`).
+            jobs are wide (:func:`~joulery.policies.training.service_order.oldest_gpus`).
         oldest_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
         progress_after_s: A job that has run for this long and reports progress counts for a quarter of the carbon it
             has still to cause, where that is less than what it has caused; among jobs of the highest level the one with

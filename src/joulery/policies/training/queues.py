@@ -1,23 +1,32 @@
-"""GREEN's two queues: how footprints are counted, and which jobs get GPUs."""
+"""GREEN's two queues: which jobs get GPUs, and what the stops that this takes may cost.
+
+GPUs go to the upper queue, where jobs are sized, within its share, and to the lower one in its order of service; or to
+all jobs in the order of submission.
+
+Where some jobs are far wider than others, old ones stop younger ones, or the widest would never find room. An order by
+age does not shorten the mean completion time, it bounds the longest. Its stops cost a restart each, and what they cost
+makes everything wait longer: the mean wait of a queue goes with ``1 / (1 - load)``, so restarts that take a share ``e``
+of the idle GPU time lengthen it by ``e / (1 - e)``, at any load. Their budget is a share of what nothing used. Where
+nothing idles, the queue could not recover from the time lost: only so much is spent then that no job waits for ever.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.policies.training.allocation import ClusterView
 
 Filling = tuple[dict[int, int], dict[int, "TrackedJob"], tuple[tuple[int, int], ...]]
 """GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs."""
+RESTART_SHARE = 0.1
+"""Of the idle GPU time: waits get longer by a ninth at most."""
+LEAST_RESTART_SHARE = 0.002
+"""Of all GPU time: the job that is first for its age waits at most as long as 500 restarts take."""
 _BLOCKING_ROUNDS = 3
-_LEVEL_RATIO = 4.0
-_LEFT_WEIGHT = 0.25
-_WIDEST = 2
-_AVERAGE = 4
+_KEPT = 0.5
+"""Of a full budget, for the oldest jobs: stops by rank do not touch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,111 +46,6 @@ class TrackedJob:
     degradation: float = 1.0
     skipped: int = 0
     reserved: bool = False
-
-
-def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None) -> float:
-    """The footprint of so much service of the average job, beyond which none counts for more.
-
-    Args:
-        footprint_kg: Footprints, float64[n]; or service, where that is what is counted.
-        attained_gpu_s: Service of the same jobs, float64[n].
-        ceiling_gpu_s: None for no ceiling.
-
-    Returns:
-        Infinite where there is none, or no job has had any service.
-    """
-    total_s = float(attained_gpu_s.sum())
-    if ceiling_gpu_s is None or total_s <= 0:
-        return math.inf
-    return ceiling_gpu_s * float(footprint_kg.sum()) / total_s
-
-
-def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> FloatArray:
-    """Footprints up to the ceiling, and below it rounded down to a quarter of it, a sixteenth …, the lowest of
-    ``levels`` for whatever is less; every gram without levels or without a ceiling.
-
-    Returns:
-        float64[n], a new array.
-    """
-    counted = np.minimum(footprint_kg, ceiling)
-    if levels is None or ceiling == math.inf:
-        return counted
-    edges = ceiling * _LEVEL_RATIO ** -np.arange(levels, -1.0, -1.0)
-    return np.asarray(edges[np.maximum(np.searchsorted(edges, counted, side="right") - 1, 0)], np.float64)
-
-
-def lesser_kg(
-    footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, reported: BoolArray
-) -> FloatArray:
-    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it reports progress
-    and that is less.
-
-    Args:
-        footprint_kg, attained_gpu_s: So far, float64[n].
-        remaining_gpu_s: Left, float64[n]; used where reported.
-        reported: Which jobs report progress, bool[n]; their service is above zero.
-
-    Returns:
-        float64[n], a new array.
-    """
-    lesser = np.array(footprint_kg, np.float64)
-    left_kg = footprint_kg[reported] * remaining_gpu_s[reported] / attained_gpu_s[reported]
-    lesser[reported] = np.minimum(lesser[reported], _LEFT_WEIGHT * left_kg)
-    return lesser
-
-
-def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
-    """Which jobs are in the highest level that any job is in, unless that is the lowest there is.
-
-    Returns:
-        bool[n].
-    """
-    lowest = 0.0 if levels is None or ceiling == math.inf else ceiling * _LEVEL_RATIO**-levels
-    return np.asarray((counted >= counted.max(initial=0.0)) & (counted > lowest), np.bool_)
-
-
-def oldest_first(
-    age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
-) -> dict[int, None]:
-    """Which jobs go before all others for their age: the oldest, as many as fit.
-
-    Args:
-        age_s: float64[n]; among equally old jobs the one with the smaller footprint goes first, then the earlier one.
-        counted_kg: What counts of their footprints, float64[n].
-        submit_s: float64[n].
-        wants: GPUs of each; 0 for a job that may not be one of them.
-        gpus: How many GPUs they may have in all; a job that does not fit is passed over.
-
-    Returns:
-        Positions, first to run first, as keys.
-    """
-    chosen: dict[int, None] = {}
-    for at in np.lexsort((submit_s, counted_kg, -age_s)).tolist() if gpus else ():
-        if 0 < wants[at] <= gpus:
-            chosen[at], gpus = None, gpus - wants[at]
-        if not gpus:
-            break
-    return chosen
-
-
-def oldest_gpus(share: float, gpus: int, least: Sequence[int]) -> tuple[int, bool]:
-    """How many GPUs go to the oldest jobs first.
-
-    Their share; or what several average jobs need, where jobs need different numbers of GPUs and the share does not
-    hold two of the widest. Footprints alone put the widest last: it would never find room behind the others.
-
-    Args:
-        share: Of the GPUs; 0 for none.
-        gpus: Of the cluster.
-        least: Fewest GPUs that each job can use.
-
-    Returns:
-        How many, and whether jobs are wide: the last of the oldest then gets all it needs, even beyond these.
-    """
-    plain, widest = int(share * gpus), max(least, default=0)
-    if share == 0 or _WIDEST * widest <= plain or widest == min(least, default=0):
-        return plain, False
-    return min(max(plain, _AVERAGE * sum(least) // len(least)), gpus), True
 
 
 def fill(
@@ -251,3 +155,103 @@ def fill_in_order(
         elif more > 0:
             jobs[job] = replace(jobs[job], gpus=run[job])
     return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBudget:
+    """What may still be lost to restarts.
+
+    Attributes:
+        gpu_s: GPU-seconds saved up; at most a round, or a restart, of the whole cluster. It is full at first.
+        seen_s: When the cluster was last looked at; NaN for never.
+    """
+
+    gpu_s: float = math.inf
+    seen_s: float = math.nan
+
+    def grown(self, view: ClusterView) -> RestartBudget:
+        """With a share of what idles now, taken to have idled since the last look."""
+        idle = max(0, view.gpus - int(view.running.sum()))
+        past_s = 0.0 if math.isnan(self.seen_s) else max(0.0, view.now_s - self.seen_s)
+        saved_gpu_s = max(RESTART_SHARE * idle, LEAST_RESTART_SHARE * view.gpus) * past_s
+        return RestartBudget(min(self.gpu_s + saved_gpu_s, _full_gpu_s(view)), view.now_s)
+
+    def spent(self, gpu_s: float) -> RestartBudget:
+        """After a loss; what could not be avoided is not owed."""
+        return RestartBudget(max(0.0, self.gpu_s - gpu_s), self.seen_s)
+
+    def remember(self) -> dict[str, float]:
+        """What is known, JSON-ready; nothing where the cluster was never looked at."""
+        return {} if math.isnan(self.seen_s) else {"gpu_s": self.gpu_s, "seen_s": self.seen_s}
+
+    @classmethod
+    def recall(cls, document: Mapping[str, float]) -> RestartBudget:
+        """What :meth:`remember` wrote."""
+        return cls(float(document["gpu_s"]), float(document["seen_s"])) if document else cls()
+
+
+def within_budget(
+    budget: RestartBudget,
+    view: ClusterView,
+    oldest: Sequence[int],
+    others: Sequence[int],
+    filled: Callable[[Sequence[int], Collection[int] | None], Filling],
+) -> tuple[Filling, RestartBudget]:
+    """Hand out GPUs to the oldest jobs first, as far as the stops that takes can be afforded.
+
+    At first also by rank, if that leaves enough for the oldest. Then only they stop others, and as few GPUs as will do;
+    fewer and fewer of those that wait, and at last none.
+
+    Args:
+        budget: Before this round.
+        view: The cluster.
+        oldest: Rows that go first for their age, oldest first.
+        others: Rows that may be stopped for them.
+        filled: Hands out GPUs, to some of the oldest first; then by rank, or, if it is given some running rows, to all
+            other running ones before those that wait.
+
+    Returns:
+        What was handed out, and the budget after it.
+    """
+    budget = budget.grown(view)
+    filling = filled(oldest, None)
+    lost_gpu_s = _lost_gpu_s(view, filling)
+    if lost_gpu_s <= max(0.0, budget.gpu_s - _KEPT * _full_gpu_s(view)):
+        return filling, budget.spent(lost_gpu_s)
+    waits = [row for row in oldest if not view.running[row]]
+    few = len(waits)
+    while True:
+        ahead = set(waits[:few])
+        rows = [row for row in oldest if view.running[row] or row in ahead]
+        filling = filled(rows, _stopped(view, rows, others))
+        lost_gpu_s = _lost_gpu_s(view, filling)
+        if lost_gpu_s <= budget.gpu_s or not few:
+            return filling, budget.spent(lost_gpu_s)
+        few //= 2
+
+
+def _full_gpu_s(view: ClusterView) -> float:
+    """The most that is saved up."""
+    return max(view.round_s, view.restart_s) * view.gpus
+
+
+def _stopped(view: ClusterView, ahead: Sequence[int], others: Sequence[int]) -> set[int]:
+    """Which running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
+    least = view.running if view.min_gpus is None else view.min_gpus
+    need = sum(int(least[row]) for row in ahead if not view.running[row]) - view.gpus + int(view.running.sum())
+    kept = set(ahead)
+    left = {row: int(view.running[row]) for row in others if view.running[row] and row not in kept}
+    stopped: set[int] = set()
+    while need > 0 and left:
+        enough = [gpus for gpus in left.values() if gpus >= need]
+        gpus = min(enough) if enough else max(left.values())
+        row = max(row for row, held in left.items() if held == gpus)
+        stopped.add(row)
+        need -= left.pop(row)
+    return stopped
+
+
+def _lost_gpu_s(view: ClusterView, filling: Filling) -> float:
+    """GPU time that the jobs lose that are stopped."""
+    run, rows = filling[0], zip(view.job.tolist(), view.running.tolist(), strict=True)
+    return view.restart_s * float(sum(gpus for job, gpus in rows if gpus and job not in run))

@@ -39,7 +39,7 @@ from joulery.runtime.schedule.decisions import (
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
-from joulery.runtime.schedule.reading import PAUSE_S, SnapshotReader
+from joulery.runtime.schedule.polling import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.released import ReleasedJobs, orphaned_holds
 from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
 from joulery.runtime.schedule.state import (

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.adapters.engines.embedded.loaded_model import one_line
-from joulery.adapters.engines.embedded.models import load, warm_up
+from joulery.adapters.engines.embedded.models import load, one_line, warm_up
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, ReplicaSpec, RequestError
 from joulery.domain.serving.tensors import TensorSpec

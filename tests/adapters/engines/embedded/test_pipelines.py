@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from tests.adapters.engines.support import CORE, ask, running
 from tests.adapters.engines.torch_files import bert_folder, vit_folder
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'joulery[torch]'")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+# Not imported here: that takes a second, and each worker would, whichever runs these tests.
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 TEXTS = np.array([b"good joule", b"bad", b"the good the bad a joule"], object)
 
 
@@ -29,6 +31,8 @@ def pipeline(folder: Path, task: str = "text-classification", **options: object)
 
 
 def test_a_classifier_answers_what_its_pipeline_answers(bert: Path) -> None:
+    import transformers
+
     loaded = load(pipeline(bert), threads=1)
     assert loaded.inputs == (TensorSpec("text", "BYTES", (-1,)),)
     assert loaded.platform == "transformers_text_classification"

@@ -1,6 +1,7 @@
-"""Loading a model inside a worker: an ONNX file, a Python callable; PyTorch and Transformers in modules of their own.
+"""A model inside a worker: loaded from an ONNX file or a Python callable, warmed up, and the outputs asked for.
 
-Everything a user can get wrong here is one :class:`~joulery.domain.errors.JouleryError`.
+PyTorch and Transformers have modules of their own, which take from here what every loader needs. Everything a user can
+get wrong here is one :class:`~joulery.domain.errors.JouleryError`.
 """
 
 from __future__ import annotations
@@ -8,25 +9,19 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
-from joulery.adapters.engines.embedded.loaded_model import (
-    LoadedModel,
-    Run,
-    declared,
-    one_line,
-    only,
-    options_of,
-    readable,
-)
 from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.domain.gpu.device import DEVICE
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome, RequestError
 from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
 
+Run = Callable[[dict[str, Tensor], tuple[str, ...]], Mapping[str, Any]]
 _ONNX_TYPES = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",
@@ -42,6 +37,22 @@ _ONNX_TYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        run: Inputs by name and the names of the outputs wanted (none for all) to outputs by name.
+        inputs, outputs: What it declares; empty when it declares nothing.
+        platform: What runs it.
+    """
+
+    run: Run
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    platform: str
 
 
 class Inputs(dict[str, Tensor]):
@@ -140,6 +151,79 @@ def failure(error: Exception) -> tuple[str, Outcome]:
     if isinstance(error, ValueError):
         return f"the model refuses the inputs: {one_line(error)}", Outcome.INVALID
     return f"the model failed: {one_line(error)}", Outcome.FAILED
+
+
+def one_line(error: BaseException) -> str:
+    """``ValueError: wrong size``: an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def readable(model: ModelRef) -> Path:
+    """The file of a model.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    path = Path(model.location)
+    try:
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise ConfigError(f"the model cannot be read: {error.strerror}", file=str(path)) from error
+
+
+def only(results: Mapping[str, Any], wanted: tuple[str, ...]) -> Mapping[str, Any]:
+    """The outputs wanted; all where none is named.
+
+    Raises:
+        RequestError: The model has no such output.
+    """
+    if not wanted:
+        return results
+    for missing in (name for name in wanted if name not in results):
+        raise RequestError(f"the model has no output {missing!r}", Outcome.INVALID)
+    return {name: results[name] for name in wanted}
+
+
+def options_of(model: ModelRef) -> dict[str, Any]:
+    """The options of a model.
+
+    Raises:
+        ConfigError: They are no JSON object.
+    """
+    try:
+        options = orjson.loads(model.options or "{}")
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"options are not JSON: {error}", pointer=model.location, got=model.options) from error
+    if not isinstance(options, dict):
+        raise ConfigError("options are a JSON object", pointer=model.location, got=model.options)
+    return options
+
+
+def declared(model: ModelRef, side: str, entries: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Tensors declared as ``(name, datatype, shape)``.
+
+    Args:
+        model: The model, for errors.
+        side: ``inputs`` or ``outputs``, for errors.
+        entries: The declarations.
+
+    Raises:
+        ConfigError: One is none.
+    """
+    specs: list[TensorSpec] = []
+    for entry in entries:
+        try:
+            name, datatype, shape = entry
+            spec = TensorSpec(str(name), str(datatype), tuple(int(size) for size in shape))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{side} are declared as (name, datatype, shape)", pointer=model.location, got=repr(entry)
+            ) from error
+        if spec.datatype not in NUMPY_TYPES:
+            raise ConfigError("unknown datatype", pointer=model.location, got=spec.datatype)
+        specs.append(spec)
+    return tuple(specs)
 
 
 def _zeros(spec: TensorSpec) -> Tensor:

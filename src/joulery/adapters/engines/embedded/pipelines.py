@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from joulery.adapters.engines.embedded.loaded_model import LoadedModel, one_line, only, options_of
+from joulery.adapters.engines.embedded.models import LoadedModel, one_line, only, options_of
 from joulery.adapters.engines.embedded.torch_models import on_cuda, require_torch
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import ModelRef, Outcome, RequestError

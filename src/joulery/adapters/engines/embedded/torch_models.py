@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.adapters.engines.embedded.loaded_model import (
+from joulery.adapters.engines.embedded.models import (
     LoadedModel,
     Run,
     declared,

@@ -14,8 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from joulery.adapters.engines.embedded.loaded_model import LoadedModel
-from joulery.adapters.engines.embedded.models import failure, load, warm_up
+from joulery.adapters.engines.embedded.models import LoadedModel, failure, load, warm_up
 from joulery.adapters.engines.embedded.wire import Frame, pack_error
 from joulery.adapters.engines.ray_serve.listener import LOOPBACK, NODE_ADDRESS, Listener
 from joulery.domain.errors import JouleryError

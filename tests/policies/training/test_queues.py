@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.policies.training.green import Green, GreenState
-from joulery.policies.training.restart_budget import LEAST_SHARE, RestartBudget, _stopped
+from joulery.policies.training.queues import LEAST_RESTART_SHARE, RestartBudget, _stopped
 from tests.policies.training.test_green import view
 
 WIDE = np.array([16, *(1,) * 16])
@@ -39,9 +39,9 @@ def test_the_widest_job_of_a_full_cluster_runs_after_at_most_500_restarts(order,
             break
         assert len(run) == 16, "until then none is stopped"
         rounds, now_s = rounds + 1, now_s + 1800.0
-        assert rounds * 1800.0 <= restart_s / LEAST_SHARE + 1800.0
+        assert rounds * 1800.0 <= restart_s / LEAST_RESTART_SHARE + 1800.0
     assert run == {0: 16} and rounds > 1
-    assert state.budget.gpu_s < 16 * 1800.0 * LEAST_SHARE + 1e-6, "it was spent"
+    assert state.budget.gpu_s < 16 * 1800.0 * LEAST_RESTART_SHARE + 1e-6, "it was spent"
 
 
 def test_a_full_budget_is_there_at_first_and_what_idles_fills_it() -> None:
