@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.errors import InfeasibleError
@@ -150,7 +150,17 @@ def plain_greedy(case):
     return {p["id"]: d for d, held in enumerate(bins) for p in held}
 
 
+A_TIE = {"capacity": 3.0, "n_devices": 2, "CT": 2} | {
+    "partitions": [
+        {"id": at, "model": 0, "score": score, "mem": 0.01, "weight": 0.01}
+        for at, score in enumerate([0.005, 0.71, 0.91])
+    ]
+}
+"""An empty device costs 0.2, and 0.91 - 0.71 is 0.2 but for the last bit."""
+
+
 @settings(max_examples=150, deadline=None)
+@example(A_TIE)
 @given(INSTANCES)
 def test_placements_are_valid_and_as_good_as_the_plain_greedy(case):
     partitions = [Partition(p["id"], p["model"], p["score"], p["mem"], p["weight"]) for p in case["partitions"]]

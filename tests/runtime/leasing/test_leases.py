@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 import pytest
 
 from joulery.adapters.devices.cpufreq import CpufreqClock
+from joulery.adapters.devices.emulated import EmulatedClock
 from joulery.app.wiring.devices import open_device
 from joulery.app.wiring.leases import start_watchdog
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec
+from joulery.domain.gpu.device import ClockSetting, DeviceChange, DeviceSpec
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.watchdog import Watchdog, revert_lease
 from joulery.store.leases import LeaseBook, lives, owner_of
 from tests.fakes.cpufreq import cpufreq_tree, settings
 from tests.fakes.nvml import STATE, NvmlFake, gpu
 from tests.fakes.powercap import limits, powercap_tree
-from tests.waiting import ended, wait_until
+from tests.waiting import PATIENCE_S, ended, wait_until
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes/path"
 
@@ -339,3 +341,33 @@ def test_a_process_is_more_than_its_number() -> None:
     assert not lives(replace(me, start_ticks=me.start_ticks - 1))
     assert not lives(replace(me, boot_id="another"))
     assert owner_of(2**22 + 1) is None
+
+
+class SlowClock(EmulatedClock):
+    """A clock that takes its time to be set."""
+
+    def __init__(self) -> None:
+        super().__init__(clocks_mhz=(1000.0, 2000.0))
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:
+        self.begun.set()
+        assert self.goes_on.wait(PATIENCE_S)
+        return super().apply(wanted)
+
+
+def test_what_is_being_set_while_the_holder_closes_is_taken_back_and_nothing_is_set_later(book: LeaseBook) -> None:
+    holder = LeaseHolder(book, watch=lambda book, owner: NoWatchdog())  # type: ignore[arg-type,return-value]
+    device, spec = SlowClock(), DeviceSpec("emulated-clock")
+    setting = threading.Thread(target=holder.set, args=(device, spec, ClockSetting(1000.0), "idle"))
+    setting.start()
+    assert device.begun.wait(PATIENCE_S)
+    closing = threading.Thread(target=holder.close)
+    closing.start()
+    device.goes_on.set()
+    setting.join()
+    closing.join()
+    assert device.observe().setting == ClockSetting() and book.names() == () and holder.held == ()
+    with pytest.raises(CapabilityError, match="too late"):
+        holder.set(device, spec, ClockSetting(1000.0), "idle")
+    assert device.observe().setting == ClockSetting() and book.names() == ()

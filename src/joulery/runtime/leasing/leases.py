@@ -66,6 +66,9 @@ class LeaseHolder:
         self._watchdog: Watchdog | None = None
         self._held: dict[str, _Held] = {}
         self._starting = threading.Lock()
+        self._settling, self._closed = threading.Condition(), False
+        self._setting: list[int] = []
+        """Threads that set something now."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,10 +93,22 @@ class LeaseHolder:
             reason: Why, for the lease's file.
 
         Raises:
-            CapabilityError: Another process holds the lease, this process may not set the device, or it is in a
-                container without a guard outside of it; nothing changed.
+            CapabilityError: Another process holds the lease, this process may not set the device, it is in a container
+                without a guard outside of it, or the holder is closed; nothing changed.
             ConfigError, ActuationError: As :meth:`joulery.domain.ports.Device.apply`.
         """
+        with self._settling:
+            if self._closed:
+                raise CapabilityError(f"settings are taken back: {wanted} comes too late", resource=spec.kind)
+            self._setting.append(threading.get_ident())
+        try:
+            return self._set(device, spec, wanted, reason)
+        finally:
+            with self._settling:
+                self._setting.remove(threading.get_ident())
+                self._settling.notify_all()
+
+    def _set(self, device: Device[S], spec: DeviceSpec, wanted: S, reason: str) -> DeviceChange[S]:
         able = device.capability()
         label = able.device
         if able.uuid:
@@ -173,11 +188,15 @@ class LeaseHolder:
         return done
 
     def close(self) -> None:
-        """Revert every setting. Safe to call twice.
+        """Revert every setting; what another thread is setting meanwhile too. Safe to call twice.
 
         Raises:
             ActuationError: A device refuses; its lease stays and the watchdog retries.
         """
+        with self._settling:
+            self._closed = True
+            # Not for this thread: a signal's handler may close in the middle of its own setting.
+            self._settling.wait_for(lambda: set(self._setting) <= {threading.get_ident()})
         failed: list[str] = []
         # The last first: what was set on a slice goes before the cut does.
         for name in reversed(tuple(self._held)):

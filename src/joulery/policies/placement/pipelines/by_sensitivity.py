@@ -126,9 +126,10 @@ def _nearest_device(bins: _Bins, partition: Partition) -> int | None:
         return None
     occupied = bins.weight[admitted] > 0
     mean = np.divide(bins.first[admitted], bins.weight[admitted], out=np.zeros(len(admitted)), where=occupied)
-    fit = np.where(occupied, -np.abs(partition.score - mean), -bins.limits.empty_penalty)
+    # Rounded: of distances that are equal but for the last bit, a device of the model's own is the nearer.
+    apart = np.round(np.where(occupied, np.abs(partition.score - mean), bins.limits.empty_penalty), 9)
     used = bins.devices_of.get(partition.model, {})
-    ranked = sorted(zip(-fit, (int(d) not in used for d in admitted), admitted.tolist(), strict=True))
+    ranked = sorted(zip(apart.tolist(), (int(d) not in used for d in admitted), admitted.tolist(), strict=True))
     return int(ranked[0][2])
 
 
