@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from joulery.adapters.devices.cpufreq import CpufreqClock
 from joulery.adapters.devices.emulated import EmulatedClock
+from joulery.adapters.devices.node_commands import NodeCommands
 from joulery.adapters.devices.nvidia_clock import NvidiaClock
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.nvidia_mps import NvidiaMps
@@ -22,7 +24,15 @@ from joulery.adapters.devices.power.nvidia_power import NvidiaPower
 from joulery.adapters.devices.power.rapl_power import RaplPower
 from joulery.app.wiring.devices import KINDS, open_device
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
-from joulery.domain.gpu.device import ClockSetting, DeviceSpec, Knob, MigSetting, MpsSetting, PowerSetting
+from joulery.domain.gpu.device import (
+    ClockSetting,
+    DeviceSpec,
+    Knob,
+    MigSetting,
+    MpsSetting,
+    PowerSetting,
+    SleepSetting,
+)
 from joulery.domain.ports import Device
 from tests.fakes.cpufreq import KernelFiles, cpufreq_tree
 from tests.fakes.cpufreq import settings as cpu_settings
@@ -125,9 +135,18 @@ def _rapl_power(folder: Path) -> Case:
     return Case("rapl-power", again, lambda: limits(tree), wanted, PowerSetting(999.0), fail)
 
 
+def _node_commands(folder: Path) -> Case:
+    state = folder / "state"
+    state.write_text("awake")
+    write = lambda word: (sys.executable, "-c", f"open({str(state)!r}, 'w').write({word!r})")  # noqa: E731
+    again = lambda: NodeCommands("south", write("asleep"), write("awake"))  # noqa: E731
+    return Case("node-commands", again, state.read_text, (SleepSetting(asleep=True), SleepSetting()), None)
+
+
 CASES = {
     "cpufreq": _cpufreq,
     "emulated-clock": _emulated,
+    "node-commands": _node_commands,
     "nvidia-clock": _nvidia_clock,
     "nvidia-mig": _nvidia_mig,
     "nvidia-mps": _nvidia_mps,

@@ -27,6 +27,7 @@ def test_it_sleeps_wakes_and_is_reset_by_another_process_that_knows_nothing_of_i
     assert (str(done.before), str(done.after)) == ("awake", "asleep") and device.observe().setting.asleep
     node(tmp_path).reset(found.memento)
     device.apply(SleepSetting())
+    device.apply(SleepSetting())
     node(tmp_path).reset()
     assert (tmp_path / "log").read_text().split() == ["sleep", "wake", "wake", "wake"]
 
@@ -41,7 +42,7 @@ def test_the_watchdog_opens_it_from_its_spec(tmp_path):
 def test_a_command_that_fails_hangs_or_is_missing_is_one_clear_error(tmp_path):
     fails = (sys.executable, "-c", "import sys; sys.exit('no route to south')")
     with pytest.raises(ActuationError, match="no route to south"):
-        NodeCommands("south", fails, fails).apply(SleepSetting())
+        NodeCommands("south", fails, fails).reset()
     hangs = (sys.executable, "-c", "import signal; signal.pause()")
     with pytest.raises(ActuationError, match=r"within 0\.2 s"):
         NodeCommands("south", hangs, hangs, timeout_s=0.2).apply(SleepSetting(asleep=True))

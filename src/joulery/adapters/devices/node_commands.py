@@ -52,12 +52,14 @@ class NodeCommands:
         return DeviceState(SleepSetting(self._asleep), {"asleep": self._asleep})
 
     def apply(self, wanted: SleepSetting, /) -> DeviceChange[SleepSetting]:
-        """Run the command.
+        """Run the command; nothing where this process has done so.
 
         Raises:
             CapabilityError: There is no such program.
             ActuationError: The command failed, or took too long.
         """
+        if wanted.asleep == self._asleep:
+            return DeviceChange(wanted, wanted, 0.0, "nothing to do")
         return self._change(wanted.asleep)
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[SleepSetting]:
