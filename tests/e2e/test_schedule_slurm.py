@@ -255,7 +255,9 @@ def test_no_job_stops_for_one_that_slurm_would_not_start(tmp_path: Path) -> None
         plain = [submit(made, 4000, 0.05, most=1) for _ in range(3)]
         daemon = Daemon(made.folder / "site.yaml", made.env)
         try:
-            daemon.until(lambda entry: entry["kind"] == "round" and set(plain) <= set(entry["view"]["job"]))
+            daemon.until(
+                lambda entry: entry["kind"] == "round" and set(plain) <= set(entry.get("view", {}).get("job", ()))
+            )
             licensed = [int(made.submit(script, "--licenses=tool:1", *fixed)) for _ in range(2)]
             late = int(made.submit(script, "--partition=short", "--time=60", *fixed))
             at = len(daemon.entries)

@@ -151,7 +151,7 @@ class SleepingNodes:
         if any(held.name == lease for held in self._holder.held):
             await asyncio.to_thread(self._holder.release, lease)
         else:
-            await asyncio.to_thread(rule.device.reset)  # whoever had it sleep
+            await asyncio.to_thread(rule.device.reset)  # also where another process had it sleep
 
     async def _still_away(self, rules: Sequence[SleepRule], begin_s: float) -> list[SleepRule]:
         """Look once; those that are back are awake. Waits where some are not.
