@@ -23,7 +23,7 @@ class Machine:
     """A node whose commands work, fail, or have it come back late."""
 
     def __init__(self, world: "World", name: str) -> None:
-        self.world, self.name, self.fails = world, name, False
+        self.world, self.name, self.fails, self.asleep = world, name, False, False
 
     def capability(self) -> DeviceCapability:
         return DeviceCapability(f"node:{self.name}", self.name, Knob.SLEEP, True)
@@ -32,8 +32,12 @@ class Machine:
         return DeviceState(SleepSetting(), {"asleep": False})
 
     def apply(self, wanted: SleepSetting) -> DeviceChange[SleepSetting]:
+        return self._change(wanted) if wanted.asleep != self.asleep else DeviceChange(wanted, wanted, 0.0)
+
+    def _change(self, wanted: SleepSetting) -> DeviceChange[SleepSetting]:
         if self.fails:
             raise ActuationError(f"node:{self.name}: exit status 1")
+        self.asleep = wanted.asleep
         self.world.said.append((self.name, str(wanted)))
         if wanted.asleep:
             self.world.there.discard(ADDRESSES[self.name])
@@ -42,7 +46,7 @@ class Machine:
         return DeviceChange(SleepSetting(not wanted.asleep), wanted, 0.1)
 
     def reset(self, memento=None) -> DeviceChange[SleepSetting]:
-        return self.apply(SleepSetting((memento or {}).get("asleep", False)))
+        return self._change(SleepSetting((memento or {}).get("asleep", False)))
 
 
 class Holder:
@@ -187,15 +191,23 @@ async def test_a_command_that_fails_is_tried_again_after_a_while():
     assert world.kinds() == [("sleep_node", "b", "failed"), ("sleep_node", "b", "applied")]
 
 
-async def test_a_node_that_others_woke_is_awake():
+@pytest.mark.parametrize("lease_is_lost", [False, True])
+async def test_a_node_that_others_woke_is_awake_and_sleeps_again_when_it_was_empty_for_long_enough(lease_is_lost):
     world = World()
     world.running = [on("a"), on("c")]
     await world.passes(302)
     assert world.sleep.asleep == {"b"}
     await world.passes(10)
     world.there.add(ADDRESSES["b"])
+    if lease_is_lost:
+        world.holder.devices.clear()
     await world.passes(5)
     assert world.sleep.asleep == set() and world.sleep.on_sleeping([on("b")]) == set()
+    assert world.holder.devices == {}, "nothing is to be taken back"
+    await world.passes(302)
+    assert world.said == [("b", "asleep"), ("b", "awake"), ("b", "asleep")] and list(world.holder.devices) == [
+        "node-b.sleep"
+    ]
 
 
 async def test_nodes_that_are_missing_at_the_start_are_woken():

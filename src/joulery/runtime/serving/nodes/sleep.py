@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from joulery.domain.decisions import Decision
@@ -185,7 +185,7 @@ class SleepingNodes:
         if self._turn.locked():
             return
         async with self._turn:
-            self._returned(present)
+            await self._returned(present)
             running = nodes_of(self._world.specs())
             if not running:  # the cluster is lost, and nothing is known of its nodes
                 self._empty_s.clear()
@@ -199,12 +199,14 @@ class SleepingNodes:
                 if now_s - since_s >= rule.after_s and now_s >= self._retry_s.get(name, -math.inf):
                     await self._send_to_sleep(rule, now_s - since_s)
 
-    def _returned(self, present: Collection[str]) -> None:
-        """Notice nodes that others have woken."""
+    async def _returned(self, present: Collection[str]) -> None:
+        """Notice nodes that others have woken: what this process set is no more, and its lease ends."""
         for name in tuple(self.asleep):
             if self._rules[name].address not in present:
                 self._left.add(name)
             elif name in self._left:
+                with suppress(JouleryError):  # it is awake, whatever its command says
+                    await self._take_back(self._rules[name])
                 self.asleep.discard(name)
                 self._left.discard(name)
 
