@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import httpx
@@ -80,16 +81,21 @@ def site_file(folder: Path, cluster: TwoNodes) -> Path:
 
 
 def said(folder: Path) -> list[str]:
-    """The commands so far."""
+    """The commands so far, repeated ones once: one decision may take over from another while the node wakes.
+
+    A first wake is left out: the node may not be back yet from the test before.
+    """
     log = folder / "commands"
-    return log.read_text().split() if log.exists() else []
+    words = [word for word, _ in groupby(log.read_text().split())] if log.exists() else []
+    return words[1:] if words[:1] == ["wake"] else words
 
 
 def outcomes(folder: Path) -> list[tuple[str, str]]:
     """What was decided of nodes, and its outcome."""
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     found = [(line["decision"]["kind"], line["outcome"]) for line in lines if "decision" in line]
-    return [one for one in found if one[0] in ("sleep_node", "wake_node")]
+    nodes = [one for one in found if one[0] in ("sleep_node", "wake_node")]
+    return nodes[1:] if nodes[:1] == [("wake_node", "applied")] else nodes
 
 
 class Load:
