@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from joulery.domain.decisions import Decision
@@ -205,8 +205,10 @@ class SleepingNodes:
             if self._rules[name].address not in present:
                 self._left.add(name)
             elif name in self._left:
-                with suppress(JouleryError):  # it is awake, whatever its command says
+                try:
                     await self._take_back(self._rules[name])
+                except JouleryError as error:  # it is awake, whatever its command says
+                    self._record(WAKE_NODE, self._rules[name], "others have woken it", FAILED, str(error))
                 self.asleep.discard(name)
                 self._left.discard(name)
 
