@@ -41,6 +41,7 @@ class Machine:
         self.world.said.append((self.name, str(wanted)))
         if wanted.asleep:
             self.world.there.discard(ADDRESSES[self.name])
+            self.world.back_s.pop(ADDRESSES[self.name], None)
         elif self.world.back_after_s is not None:
             self.world.back_s[ADDRESSES[self.name]] = self.world.now_s + self.world.back_after_s
         return DeviceChange(SleepSetting(not wanted.asleep), wanted, 0.1)
@@ -207,6 +208,30 @@ async def test_a_node_that_others_woke_is_awake_and_sleeps_again_when_it_was_emp
     await world.passes(302)
     assert world.said == [("b", "asleep"), ("b", "awake"), ("b", "asleep")] and list(world.holder.devices) == [
         "node-b.sleep"
+    ]
+
+
+@pytest.mark.parametrize("lease_is_lost", [False, True])
+async def test_a_node_that_others_woke_is_not_counted_as_asleep_while_its_command_fails(lease_is_lost):
+    world = World()
+    world.running = [on("a"), on("c")]
+    await world.passes(312)
+    world.there.add(ADDRESSES["b"])
+    world.machines["b"].fails = True
+    if lease_is_lost:
+        world.holder.devices.clear()
+    await world.passes(400)
+    assert world.kinds() == [
+        ("sleep_node", "b", "applied"),
+        ("wake_node", "b", "failed"),
+        ("sleep_node", "b", "failed"),
+    ]
+    assert world.sleep.asleep == set() and ADDRESSES["b"] in world.there, "it was never sent to sleep again"
+    world.machines["b"].fails = False
+    await world.passes(600)
+    assert world.sleep.asleep == {"b"} and ADDRESSES["b"] not in world.there
+    assert world.said == [("b", "asleep"), ("b", "awake"), ("b", "asleep")] and world.kinds()[3:] == [
+        ("sleep_node", "b", "applied")
     ]
 
 

@@ -92,6 +92,7 @@ class SleepingNodes:
         self._empty_s: dict[str, float] = {}
         self._retry_s: dict[str, float] = {}
         self._left: set[str] = set()
+        self._owed: set[str] = set()
         self.asleep: set[str] = set()
 
     @property
@@ -152,6 +153,7 @@ class SleepingNodes:
             await asyncio.to_thread(self._holder.release, lease)
         else:
             await asyncio.to_thread(rule.device.reset)  # also where another process had it sleep
+        self._owed.discard(rule.name)
 
     async def _still_away(self, rules: Sequence[SleepRule], begin_s: float) -> list[SleepRule]:
         """Look once; those that are back are awake. Waits where some are not.
@@ -208,6 +210,7 @@ class SleepingNodes:
                 try:
                     await self._take_back(self._rules[name])
                 except JouleryError as error:  # it is awake, whatever its command says
+                    self._owed.add(name)
                     self._record(WAKE_NODE, self._rules[name], "others have woken it", FAILED, str(error))
                 self.asleep.discard(name)
                 self._left.discard(name)
@@ -216,6 +219,8 @@ class SleepingNodes:
         assert self._holder is not None
         reason = f"no replica was on it for {empty_s:.0f} s"
         try:
+            if rule.name in self._owed:  # its device believes that it sleeps, and would do nothing
+                await self._take_back(rule)
             await asyncio.to_thread(self._holder.set, rule.device, rule.spec, SleepSetting(asleep=True), reason)
         except JouleryError as error:
             self._retry_s[rule.name] = self._world.now_s() + RETRY_S
