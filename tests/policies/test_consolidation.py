@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, Consolidation, is_part, parts
+from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, MOST_CAUTION, Consolidation, is_part, parts
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
@@ -243,3 +244,42 @@ def test_the_rule_of_gpus_survives_its_written_form():
     assert Consolidation.from_dict(json.loads(json.dumps(rule.as_dict()))) == rule
     made = policy(rule)
     assert ServicePolicy.from_dict(json.loads(json.dumps(made.as_dict()))).consolidation == rule
+
+
+def parkings(
+    late: Callable[[float], bool], rate: Callable[[float], float], until_s: float
+) -> tuple[list[float], float]:
+    """When instances were parked, where the part that is awake is late at some times; seconds spent late."""
+    made, running, found, late_s = policy(), None, [], 0.0
+    state = made.initial()
+    for now_s in np.arange(0.0, until_s):
+        is_late, rate_rps = state.whole is not None and late(now_s) and now_s - state.parked_s >= 2.0, rate(now_s)
+        late_s += is_late
+        seen = Observation(
+            now_s, 100.0, rate_rps, SLO_S / 20, 60, {}, math.nan, running, arrival_rps=rate_rps, loaded=LOADED
+        )
+        if is_late:
+            seen = replace(seen, latency_s=3 * SLO_S, tail_latency_s=3 * SLO_S, queued=4, oldest_wait_s=2 * SLO_S)
+        was_parked, step = state.whole is not None, made.step(state, seen)
+        state, running = step.state, step.state.layout
+        if state.whole is not None and not was_parked:
+            found.append(float(now_s))
+    return found, late_s
+
+
+def test_a_busy_machine_that_is_late_with_the_awake_part_is_left_alone_for_longer_each_time():
+    at_s, late_s = parkings(lambda _: True, lambda _: 8.0, 3600.0)
+    gaps_s = np.diff(at_s)
+    assert len(at_s) >= 5 and (gaps_s[1:] >= 1.5 * np.minimum(gaps_s[:-1], 600.0)).all(), gaps_s
+    assert gaps_s[-1] >= MOST_CAUTION * RULE.patience_s
+    assert late_s < 0.01 * 3600.0
+
+
+def test_patience_is_the_same_again_once_instances_were_parked_for_long():
+    def rate(now_s):
+        return 60.0 if now_s % 3000.0 >= 2900.0 else 8.0
+
+    at_s, _ = parkings(lambda now_s: now_s < 300.0, rate, 3200.0)
+    doubted, first, second = at_s[:-2], *at_s[-2:]
+    assert len(doubted) >= 3 and first < 600.0, "it was late while others worked, and stays parked now"
+    assert 3000.0 < second < 3000.0 + 3 * RULE.patience_s, "demand ended that, and nothing was late"

@@ -6,7 +6,7 @@ the chosen instances are awake. It never takes an accuracy or a latency that the
 
 Waking takes the measured start of a replica, so the awake part always has room for more demand than there is, the more
 the longer waking takes. Instances are woken as soon as that room is used, and parked only after demand has been low for
-a while. The SLO-first rule wins: a threat wakes all of them.
+a while. The SLO-first rule wins: a threat wakes all of them, and demand has to be low for longer before the next time.
 
 On GPUs whole ones are left empty, whose governors lower them to their idle clocks: an empty slice beside a busy one
 saves little. On the nodes of a cluster whole nodes are left empty, which may then sleep.
@@ -40,6 +40,9 @@ MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
 EQUAL_RATIO = 0.01
 """Joules a request that differ by less than this, and by less than the error of the profile, count as equal."""
+HELD, MOST_CAUTION = 10.0, 32.0
+"""Parking that a threat ends within so many times the patience doubles it, up to the second: a busy machine is late
+with the part that a profile holds for enough, and would go to and fro."""
 CONSOLIDATION = "consolidation"
 """Cause of the decisions that park and wake instances."""
 
@@ -52,7 +55,8 @@ class Consolidation:
         room: Demand that the awake part must be able to carry before others are parked, as a multiple of the present.
         growth_per_s: What is added to ``room`` for each second that waking takes.
         used: Share of that room which, once used, wakes more instances: below 1 ends flapping.
-        patience_s: Seconds without a change or a threat before instances are parked.
+        patience_s: Seconds without a change or a threat before instances are parked; more of them after parking that a
+            threat soon ended.
         gpus: Of each partition of a service's GPUs or nodes, and of the first of them alone, which has which slice;
             empty on the CPU cores of one machine.
         sleepers: Nodes that sleep while they are empty.
@@ -189,7 +193,8 @@ class Consolidation:
         if state.protecting and made is None:
             return self._woken(step, seen, service)
         if state.protecting or state.trying is not None or state.layout is None:
-            return Step(replace(state, whole=None, roomy_s=math.inf), step.decisions, step.wake_s)
+            state = self._ended(state, seen.now_s, state.protecting)
+            return Step(replace(state, roomy_s=math.inf), step.decisions, step.wake_s)
         if made is None and (seen.changing or seen.running != state.layout):
             return step
         whole = state.layout if made is not None or state.whole is None else state.whole
@@ -210,7 +215,8 @@ class Consolidation:
         if state.whole is not None and short_of:
             return self._settled(step, None, whole, enough, seen, service)
         rests_since_s = max(roomy_s, state.changed_s, state.threat_s)
-        if math.isfinite(roomy_s) and seen.now_s - rests_since_s >= self.patience_s and not short_of:
+        patient = seen.now_s - rests_since_s >= self.patience_s * state.caution
+        if math.isfinite(roomy_s) and patient and not short_of:
             return self._settled(step, None, whole, enough, seen, service)
         return step
 
@@ -265,11 +271,14 @@ class Consolidation:
     ) -> Step[ServiceState]:
         """The step with a part of the layout awake."""
         state, empty = step.state, len(whole.instances) - len(awake.instances)
+        if not empty:
+            state = self._ended(state, seen.now_s, made is not None and made.cause == "latency")
         changed_s = state.changed_s if awake == seen.running else seen.now_s
         state = replace(
             state,
             layout=awake,
             whole=whole if empty else None,
+            parked_s=seen.now_s if state.whole is None else state.parked_s,
             changed_s=changed_s,
             decided_s=seen.now_s,
             roomy_s=math.inf,
@@ -288,12 +297,21 @@ class Consolidation:
             reason = f"{rate} need more room: {words}"
         return Step(state, (*step.decisions, self._decision(service, awake, reason)), step.wake_s)
 
+    def _ended(self, state: ServiceState, now_s: float, threatened: bool) -> ServiceState:
+        """The state once no instance is parked any more; more cautious where a threat soon ended it."""
+        if state.whole is None:
+            return state
+        held = now_s - state.parked_s >= HELD * self.patience_s * state.caution
+        more = min(MOST_CAUTION, 2.0 * state.caution) if threatened else state.caution
+        return replace(state, whole=None, caution=1.0 if held else more)
+
     def _woken(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:
         """All instances awake again, because the SLO is threatened."""
         state = step.state
         if state.whole is None or state.layout is None:
             return step
         whole = state.whole
+        state = self._ended(state, seen.now_s, threatened=True)
         state = replace(state, layout=whole, whole=None, changed_s=seen.now_s, decided_s=seen.now_s)
         reason = f"SLO threatened: {short(whole)} wakes"
         return Step(state, (*step.decisions, self._decision(service, whole, reason)), step.wake_s)

@@ -59,6 +59,8 @@ class ServiceState:
     Attributes:
         layout: The layout last decided on; None before the first decision.
         whole: The layout of which it is the part that is awake; None where all of it is.
+        parked_s: When instances of it were last parked.
+        caution: Multiple of the patience before they are parked again; above 1 after parking that a threat soon ended.
         roomy_s: Since when fewer instances would do; infinite while they would not.
         trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
         decided_s: Time of that decision.
@@ -100,6 +102,8 @@ class ServiceState:
 
     layout: Layout | None = None
     whole: Layout | None = None
+    parked_s: float = -math.inf
+    caution: float = 1.0
     roomy_s: float = math.inf
     trying: Layout | None = None
     decided_s: float = -math.inf
