@@ -1,7 +1,7 @@
-"""One step of a policy: observe, decide, log. The simulator, the live loops and the scheduler share it.
+"""One step of a policy: observe, decide, log. The simulator and the live loops share it.
 
 A driver owns time: :class:`joulery.sim.core.driver.Driver` steps on a kernel's instants, the live loops on the wall
-clock, the scheduler once a quantum. What a step is, and when a policy wants the next one, is the same for all.
+clock. What a step is, and when a policy wants the next one, is the same for all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class PolicyStepper(Generic[S, Obs]):
         policy: The pure policy.
         observe: The policy's observation at an instant, seconds.
         watch: Called after each step with the instant, the observation and the step: the log.
-        state: A state that was kept, to go on from; the policy's initial one where there is none.
 
     Attributes:
         policy: The policy; another of its kind may replace it between two steps.
@@ -38,10 +37,9 @@ class PolicyStepper(Generic[S, Obs]):
         policy: Policy[S, Obs],
         observe: Callable[[float], Obs],
         watch: Callable[[float, Obs, Step[S]], None] | None = None,
-        state: S | None = None,
     ) -> None:
         self.policy = policy
-        self.state: S = policy.initial() if state is None else state
+        self.state: S = policy.initial()
         self.steps = 0
         self.wake_s = -math.inf
         self._observe, self._watch = observe, watch

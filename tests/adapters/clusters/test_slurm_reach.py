@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope
 from joulery.adapters.clusters.slurm_reach import parse_reservations
 from joulery.domain.cluster import ClusterSnapshot, JobState
-from joulery.runtime.schedule.free_slots import FreeSlots
+from joulery.runtime.schedule.actions import FreeSlots
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
 LINE = (

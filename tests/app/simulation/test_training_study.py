@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.app.simulation.known_jobs import with_known
+from joulery.app.simulation.training_study import with_known
 from joulery.domain.errors import DataError
 from joulery.perf.power.training_power import NodePower
 from joulery.sim.training.plant import Jobs

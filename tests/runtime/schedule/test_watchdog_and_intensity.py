@@ -11,15 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.accounting.training_jobs import Tally
-from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green
-from joulery.runtime.schedule.decisions import capacity, cluster_view
-from joulery.runtime.schedule.intensity import GridIntensity, IntensityTracker
-from joulery.runtime.schedule.state import SchedulerState, job_document, tally_from
+from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
@@ -216,33 +212,6 @@ def test_a_clock_that_is_set_back_does_not_leave_the_source_unasked() -> None:
 def test_without_a_source_nothing_is_known() -> None:
     made, said = intensity(None)
     assert (made.grid(0.0).known, made.history(0.0), said) == (False, None, [])
-
-
-def test_where_the_intensity_is_unknown_no_power_is_shown_and_slots_are_never_negative() -> None:
-    state = SchedulerState(tallies={1: Tally(slot_w=200.0)})
-    job = ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING, slots=1)
-    others = ClusterJob(2, "other", "bob", 0.0, JobState.RUNNING, slots=3, exempt="left alone")
-    seen = ClusterSnapshot(2, (job, others))
-    gpus = capacity(seen, "", [job])
-    dark = cluster_view([job], state, GridIntensity(math.nan, math.nan, "nothing"), 10.0, 5.0, gpus)
-    lit = cluster_view([job], state, GridIntensity(100.0, 200.0, "forecast"), 10.0, 5.0, gpus)
-
-    assert math.isnan(dark.gpu_w[0]) and (dark.g_per_kwh, dark.mean_g_per_kwh, dark.gpus) == (0.0, 0.0, 0)
-    assert (lit.gpu_w[0], lit.g_per_kwh, lit.mean_g_per_kwh) == (200.0, 100.0, 200.0)
-
-
-def test_the_policy_sees_a_jobs_power_on_the_slots_it_has_and_an_earlier_journal_is_read() -> None:
-    tally = Tally(efficiency={1: 1.0, 2: 0.9}, job_w={1: 300.0, 2: 580.0})
-    written = json.loads(json.dumps(job_document(SchedulerState(tallies={1: tally}), 1)))
-    assert tally_from(written).job_w == {1: 300.0, 2: 580.0}
-    del written["job_w"]
-    assert tally_from(written).job_w == {}
-    seen = {}
-    for slots in (2, 3, 0):
-        job = ClusterJob(1, "job", "ada", 0.0, JobState.RUNNING if slots else JobState.WAITING, slots=slots)
-        state = SchedulerState(tallies={1: tally})
-        seen[slots] = cluster_view([job], state, GridIntensity(100.0, 200.0, "forecast"), 10.0, 5.0, 4).job_w
-    assert {slots: None if math.isnan(w[0]) else w[0] for slots, w in seen.items()} == {2: 580.0, 3: None, 0: None}
 
 
 def view(running: list[int], degradation: list[float], least: list[int]) -> ClusterView:

@@ -12,7 +12,7 @@ from typing import Any
 from joulery.accounting.forecasts import ForecastScore, JobForecast, scored, with_interval
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.energy.carbon import JOULES_PER_KWH
-from joulery.runtime.schedule.decisions import CLEANER
+from joulery.runtime.schedule.actions import CLEANER
 from joulery.runtime.schedule.state import SchedulerState
 
 

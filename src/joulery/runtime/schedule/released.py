@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState, Release
-from joulery.runtime.schedule.decisions import PlannedAction
-from joulery.runtime.schedule.free_slots import FreeSlots
+from joulery.runtime.schedule.actions import FreeSlots, PlannedAction
 
 
 @dataclass(frozen=True, slots=True)

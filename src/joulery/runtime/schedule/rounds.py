@@ -1,21 +1,26 @@
-"""A round of the scheduler: the policy plans each pool of slots, class by class of the cluster's own priority."""
+"""A round of the scheduler: what the policy sees of each pool of slots, and the plan that its decisions make of it.
+
+A pool is planned class by class of the cluster's own priority.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from joulery.accounting.training_jobs import MeasureRules
+import numpy as np
+
+from joulery.accounting.training_jobs import MeasureRules, Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.decisions import Step
-from joulery.policies.stepper import PolicyStepper
 from joulery.policies.training.allocation import Allocation, ClusterView
-from joulery.runtime.schedule.decisions import StopRules, capacity, cluster_view, kind_name, schedulable
 from joulery.runtime.schedule.intensity import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
+
+_G_PER_KG = 1e3
 
 
 class JournaledPolicy(Protocol):
@@ -55,6 +60,136 @@ class SchedulerTiming:
     measure: MeasureRules
     least_run_s: float = 0.0
     start_s: float = 60.0
+
+
+def schedulable(snapshot: ClusterSnapshot) -> tuple[ClusterJob, ...]:
+    """The jobs that are not over and not exempt; of an array the tasks that are separated from it."""
+    return tuple(job for job in snapshot.jobs if not job.state.over and not job.exempt and job.tasks == 1)
+
+
+def fresh_tasks(snapshot: ClusterSnapshot) -> dict[int, set[int]]:
+    """By array, its tasks that wait and never ran."""
+    found: dict[int, set[int]] = {}
+    for job in schedulable(snapshot):
+        if job.array and job.state is JobState.WAITING and not job.restarts:
+            found.setdefault(job.array, set()).add(job.id)
+    return found
+
+
+def kind_name(job: ClusterJob) -> str:
+    """The recurring kind of a job: same owner, name and least size."""
+    return f"{job.owner}/{job.name}/{job.min_slots}"
+
+
+def latest_start_s(job: ClusterJob, restart_s: float) -> float:
+    """When a job that never ran has to start to meet its deadline; infinite without one, NaN where it is unknown."""
+    return job.deadline_s - job.limit_s * job.shape / job.min_slots - 2 * restart_s
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """Which running jobs may be stopped now.
+
+    Attributes:
+        jobs: Those that the last round moves; None for every job whose size differs from the plan's.
+        now_s: Unix seconds.
+        least_run_s: A job that started less than this ago runs on.
+        patience_s: A planned job that has waited this long and finds no place, and the first in line, are released all
+            the same: the cluster keeps a place for them, as it does for the first of its own queue.
+    """
+
+    jobs: frozenset[int] | None = None
+    now_s: float = math.inf
+    least_run_s: float = 0.0
+    patience_s: float = math.inf
+
+    def allow(self, job: ClusterJob, *, young: bool = False) -> bool:
+        """Whether this running job may be stopped; ``young``: once it has run for a while."""
+        too_young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
+        return job.stoppable and (young or not too_young) and (self.jobs is None or job.id in self.jobs)
+
+
+def capacity(snapshot: ClusterSnapshot, pool: str, jobs: Sequence[ClusterJob]) -> int:
+    """Slots of a pool that these jobs may share: all but those of other jobs."""
+    own = {job.id for job in jobs}
+    others = sum(job.slots for job in snapshot.jobs if job.id not in own and job.pool == pool)
+    return max(0, snapshot.pools.get(pool, 0) - others)
+
+
+def cluster_view(
+    jobs: Sequence[ClusterJob],
+    state: SchedulerState,
+    grid: GridIntensity,
+    now_s: float,
+    restart_s: float,
+    gpus: int,
+    round_s: float = 1800.0,
+) -> ClusterView:
+    """The policy's view at a round. Where the intensity is unknown it shows no power either, and nothing shifts.
+
+    Args:
+        jobs: The jobs to rank, each with its kind in ``state.kinds``.
+        state: The scheduler's state.
+        grid: Intensities.
+        now_s: Unix seconds.
+        restart_s: Time a job loses when it is moved.
+        gpus: Slots these jobs may share.
+        round_s: Interval between rounds.
+    """
+    submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
+    kinds = {name: number for number, name in enumerate(state.kinds)}
+    ordered = sorted(jobs, key=lambda job: _place(job, submitted_s[job.id]))
+    tallies = [state.tallies.get(job.id, Tally()) for job in ordered]
+    running = [job.slots if job.state is JobState.RUNNING else 0 for job in ordered]
+    degradation = [
+        tally.degradation(n, job.min_slots) if n else math.nan
+        for job, tally, n in zip(ordered, tallies, running, strict=True)
+    ]
+    return ClusterView(
+        now_s=now_s,
+        gpus=gpus,
+        g_per_kwh=grid.g_per_kwh if grid.known else 0.0,
+        mean_g_per_kwh=grid.mean_g_per_kwh if grid.known else 0.0,
+        restart_s=restart_s,
+        job=np.array([job.id for job in ordered], np.int64),
+        submit_s=np.array([submitted_s[job.id] for job in ordered], np.float64),
+        running=np.array(running, np.int64),
+        max_gpus=np.array([job.max_slots for job in ordered], np.int64),
+        requested=np.array([job.shape for job in ordered], np.int64),
+        kind=np.array([kinds.get(kind_name(job), -1) for job in ordered], np.int64),
+        executed_s=np.array([tally.executed_s for tally in tallies], np.float64),
+        attained_gpu_s=np.array([tally.slot_s for tally in tallies], np.float64),
+        remaining_s=np.array([tally.remaining_s for tally in tallies], np.float64),
+        footprint_kg=np.array([tally.carbon_g / _G_PER_KG for tally in tallies], np.float64),
+        degradation=np.array(degradation, np.float64),
+        gpu_w=np.array([tally.slot_w if grid.known else math.nan for tally in tallies], np.float64),
+        min_gpus=np.array([job.min_slots for job in ordered], np.int64),
+        **_deadlines(ordered, grid),
+        round_s=round_s,
+        ended_gpu_s=np.array(state.ended_slot_s, np.float64),
+        job_w=np.array([tally.job_w.get(n, math.nan) for tally, n in zip(tallies, running, strict=True)], np.float64),
+    )
+
+
+def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]:
+    """Of jobs submitted together those that run go first, so that none stops another.
+
+    What is left of an array has the array's own number, the least of all, and is its last task.
+    """
+    return submitted_s, job.state is not JobState.RUNNING, job.id == job.array, job.id
+
+
+def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
+    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
+    expected = 0.0 if math.isnan(grid.expected_g_per_kwh) else grid.expected_g_per_kwh
+    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None, "expected_g_per_kwh": expected}
+    if all(job.deadline_s == math.inf for job in jobs):
+        return ahead
+    return {
+        **ahead,
+        "deadline_s": np.array([job.deadline_s for job in jobs], np.float64),
+        "longest_s": np.array([job.limit_s * job.shape for job in jobs], np.float64),
+    }
 
 
 class _Plan:
@@ -220,8 +355,8 @@ class RoundPlanner:
             The slots they use.
         """
         document = plan.policy_of(members)
-        kept = None if document is None else self._policy.recall(document)
-        step = PolicyStepper(self._policy, lambda _: view, state=kept).step(view.now_s)
+        kept = self._policy.initial() if document is None else self._policy.recall(document)
+        step = self._policy.step(kept, view)
         plan.remember(self._policy.remember(step.state), members)
         used = 0
         for decision in step.decisions:

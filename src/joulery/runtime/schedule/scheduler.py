@@ -27,21 +27,22 @@ from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
 from joulery.domain.quality import Quality
 from joulery.months import month_of
-from joulery.runtime.schedule.decisions import (
-    PlannedAction,
-    StopRules,
-    fresh_tasks,
-    kind_name,
-    latest_start_s,
-    next_actions,
-    schedulable,
-)
+from joulery.runtime.schedule.actions import PlannedAction, next_actions
 from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.polling import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.released import ReleasedJobs, orphaned_holds
-from joulery.runtime.schedule.rounds import JournaledPolicy, RoundPlanner, SchedulerTiming
+from joulery.runtime.schedule.rounds import (
+    JournaledPolicy,
+    RoundPlanner,
+    SchedulerTiming,
+    StopRules,
+    fresh_tasks,
+    kind_name,
+    latest_start_s,
+    schedulable,
+)
 from joulery.runtime.schedule.state import (
     apply_event,
     compacted,

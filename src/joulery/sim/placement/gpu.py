@@ -4,16 +4,20 @@ This is the *truth* of a simulation. It has parameters of its own: a plan made w
 judged on a GPU that behaves by another. One rule unites the clock someone sets and the power cap::
 
     clock = min(clock set, clock the power cap leaves)
+
+Of a GPU cut into slices, what runs on one slice does not feel the others; processes of one slice share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, latency, solo
+from joulery.perf.slices import BatchCurve, SliceProcess
 
 
 class SimulatedProcess(NamedTuple):
@@ -129,3 +133,46 @@ class InterferenceTruth:
             busy_ms = times.gpu_ms * (highest / clock) + times.feedback_ms
             effects.append(Effect(times.load_ms / 1e3, busy_ms / 1e3, capped * own.power_w))
         return Conditions(tuple(effects), clock)
+
+
+class SliceTenants(NamedTuple):
+    """Processes of one slice.
+
+    Attributes:
+        curves: What the slice does to one process, two ... of the model at once.
+        slice_w: What the slice adds to the board while its kernels execute.
+    """
+
+    curves: tuple[BatchCurve, ...]
+    slice_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedTruth:
+    """Measured batches as the law of a simulated GPU; a process is slowed by those of its slice while they execute.
+
+    Attributes:
+        tenants: By the name under which the processes of a slice run.
+        idle_w: Power while nothing executes.
+        clock_mhz: The clock.
+        speed: The same as a ratio of the highest.
+    """
+
+    tenants: Mapping[str, SliceTenants]
+    idle_w: float
+    clock_mhz: float
+    speed: float
+
+    def conditions(self, executing: Sequence[SimulatedProcess]) -> Conditions:
+        """The time of each batch beside the other processes of its slice that execute now."""
+        together = Counter(each.model for each in executing)
+        effects = []
+        for each in executing:
+            tenants = self.tenants[each.model]
+            known = [curve for curve in tenants.curves if curve.processes >= together[each.model]]
+            curve = known[0] if known else tenants.curves[-1]
+            running = SliceProcess(curve, each.batch, self.speed)
+            busy_s = running.time_s(each.batch)
+            kernels_s = min(each.batch * running.kernel_s, busy_s)
+            effects.append(Effect(0.0, busy_s, tenants.slice_w * kernels_s / busy_s))
+        return Conditions(tuple(effects), self.clock_mhz)

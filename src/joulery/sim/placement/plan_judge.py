@@ -16,8 +16,7 @@ from joulery.policies.placement.provisioning.options import Balancer
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.batched_serving import Gpu, Neighbours, Service, ServiceVerdict, ServingProcess, Trial, judge
-from joulery.sim.placement.gpu import InterferenceTruth
-from joulery.sim.placement.sliced_gpu import sliced_truth, tenant_name
+from joulery.sim.placement.gpu import InterferenceTruth, SlicedTruth, SliceTenants
 from joulery.sim.queues.batching import BatchRule
 
 
@@ -202,6 +201,28 @@ def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> Interferenc
     idle_w = at_clock(profile, set_mhz).idle_w
     held = replace(profile, gpu=replace(profile.gpu, idle_w=idle_w))
     return InterferenceTruth(held, set_mhz, lambda ratio: float(V100.dynamic_ratio(ratio * V100.max_mhz)[0]))
+
+
+def sliced_truth(gpu: PlannedGpu, sliced: SlicedGpu) -> SlicedTruth:
+    """How a planned GPU behaves: the three-number form of each measured curve, which is not what the planner took.
+
+    Args:
+        gpu: A GPU of a plan, each instance on a slice.
+        sliced: What was measured of its type.
+    """
+    clock_mhz = gpu.clock_mhz if gpu.clock_set_mhz is None else gpu.clock_set_mhz
+    speed = clock_mhz / gpu.clock_max_mhz
+    tenants = {}
+    for each in gpu.instances:
+        profile = sliced.menu[each.slice]
+        curves = tuple(curve.fitted() for curve in sliced.table.of(each.model, profile.size))
+        tenants[tenant_name(each.workload, each.replica)] = SliceTenants(curves, sliced.slice_w(profile, speed))
+    return SlicedTruth(tenants, gpu.idle_w, clock_mhz, speed)
+
+
+def tenant_name(workload: str, replica: int) -> str:
+    """The name under which the processes of an instance run in the simulation."""
+    return f"{workload}#{replica}"
 
 
 def _arrivals(workload: Workload) -> ArrivalSource:

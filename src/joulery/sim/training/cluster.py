@@ -17,10 +17,30 @@ from joulery.policies.training.allocation import ClusterView
 from joulery.sim.core.kernel import Kernel
 from joulery.sim.training.mixed_plant import MixedPlant
 from joulery.sim.training.plant import Cluster, Jobs, Plant, Watch
-from joulery.sim.training.type_use import TypeUse, by_type, group_uses
 
 _PATIENCE_S = 366 * 86_400.0
 """How long a cluster may stand idle with jobs waiting before the plant gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeUse:
+    """What came of the nodes of one GPU type, until the cluster's last job ended.
+
+    Attributes:
+        type: Its name.
+        gpus: GPUs of that type.
+        job_j, job_kg: Energy and carbon of jobs while they ran there.
+        idle_j, idle_kg: Energy and carbon of its GPUs and nodes without a job.
+        gpu_s: GPU-seconds that jobs held.
+    """
+
+    type: str
+    gpus: int
+    job_j: float
+    job_kg: float
+    idle_j: float
+    idle_kg: float
+    gpu_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,5 +207,31 @@ def _outcome(
         digest=digest,
         power_timeline=np.array(timeline, np.float64).reshape(-1, 2),
         fragmented_gpu_s=sum(plant.fragmented_gpu_s for plant in plants),
-        by_type=by_type([use for plant in plants for use in group_uses(plant)]),
+        by_type=_by_type([use for plant in plants for use in _group_uses(plant)]),
     )
+
+
+def _group_uses(plant: Plant) -> list[TypeUse]:
+    """The use of each group of a pool; nothing where its groups are not named."""
+    groups = plant.cluster.groups
+    if isinstance(plant, MixedPlant):
+        columns = (
+            plant.group_j, plant.group_kg, plant.group_idle_j, plant.group_idle_kg, plant.group_gpu_s
+        )  # fmt: skip
+        rows = zip(groups, *(column.tolist() for column in columns), strict=True)
+        return [TypeUse(group.type, group.gpus, *values) for group, *values in rows]
+    accounts = plant.accounts
+    sums = (float(accounts.job_j.sum()), float(accounts.job_kg.sum()), float(plant.idle_j), float(plant.idle_kg))
+    return [TypeUse(group.type, group.gpus, *sums, float(accounts.attained_s.sum())) for group in groups]
+
+
+def _by_type(uses: Sequence[TypeUse]) -> tuple[TypeUse, ...]:
+    """Uses of one type added up, in order of the first of each type."""
+    found: dict[str, TypeUse] = {}
+    for use in uses:
+        before = found.get(use.type)
+        found[use.type] = use if before is None else TypeUse(
+            use.type, before.gpus + use.gpus, before.job_j + use.job_j, before.job_kg + use.job_kg,
+            before.idle_j + use.idle_j, before.idle_kg + use.idle_kg, before.gpu_s + use.gpu_s,
+        )  # fmt: skip
+    return tuple(found.values())

@@ -2,9 +2,8 @@
 
 from typing import ClassVar
 
-from joulery.config.parsing.docstrings import attribute_docstring
 from joulery.config.parsing.reading import parse, schema
-from joulery.config.parsing.section import Section, old_keys
+from joulery.config.parsing.section import Section, attribute_docstring, old_keys
 
 
 class Basic:

@@ -19,10 +19,9 @@ from joulery.domain.cluster import (
     Start,
     Stop,
 )
-from joulery.runtime.schedule.decisions import StopRules, cluster_view, next_actions
-from joulery.runtime.schedule.intensity import GridIntensity
+from joulery.runtime.schedule.actions import next_actions
 from joulery.runtime.schedule.released import orphaned_holds
-from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.rounds import StopRules
 
 W, R, S = JobState.WAITING, JobState.RUNNING, JobState.STOPPING
 
@@ -40,15 +39,6 @@ def todo(slots: int, jobs: list[ClusterJob], target: dict[int, int], waiting=(),
 def test_a_running_job_of_another_size_is_stopped_and_one_of_its_size_is_left() -> None:
     jobs = [job(1, R, 1), job(2, R, 2), job(3, R, 1), job(4, S, 1)]
     assert todo(8, jobs, {1: 2, 2: 2, 3: 0, 4: 2}) == [Stop(1)], "job 3 runs on: no job needs its slot"
-
-
-def test_of_an_array_the_tasks_that_run_come_first_then_the_others_and_the_rest_last() -> None:
-    """The rest was released while it was all that there was of the array, and runs as its last task."""
-    grid = GridIntensity(100.0, 100.0, "stated")
-    waiting = [job(number, array=7) for number in (8, 9)]
-    for rest, expected in ((job(7, array=7), [8, 9, 7]), (job(7, R, 1, array=7), [7, 8, 9])):
-        view = cluster_view([rest, *waiting], SchedulerState(), grid, 10.0, 5.0, 4)
-        assert view.job.tolist() == expected
 
 
 def test_a_running_job_loses_the_hold_or_the_mark_that_a_killed_scheduler_left_on_it() -> None:

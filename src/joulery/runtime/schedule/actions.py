@@ -1,21 +1,18 @@
-"""From a cluster's snapshot to the policy's view of it, and from the policy's plan to the next actions.
+"""From the plan of the last round to the next actions, on slots that are free or come free.
 
-Both directions are pure. :func:`next_actions` is idempotent: after a crash it gives what is still to be done.
+Pure, and :func:`next_actions` is idempotent: after a crash it gives what is still to be done.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import (
     ClusterAction,
     ClusterJob,
+    ClusterNode,
     ClusterSnapshot,
     Hold,
     JobState,
@@ -24,15 +21,12 @@ from joulery.domain.cluster import (
     Start,
     Stop,
 )
-from joulery.policies.training.allocation import ClusterView
-from joulery.runtime.schedule.free_slots import FreeSlots, LimitGrowth
-from joulery.runtime.schedule.intensity import GridIntensity
-from joulery.runtime.schedule.state import SchedulerState
+from joulery.runtime.schedule.rounds import StopRules, schedulable
 
-_G_PER_KG = 1e3
 CLEANER = "waits for a cleaner hour, its deadline allows it"
 _NEXT_IN_LINE = 4
 """A quarter of a pool's slots is next in line."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,134 +44,143 @@ class PlannedAction:
     new: bool = False
 
 
-def schedulable(snapshot: ClusterSnapshot) -> tuple[ClusterJob, ...]:
-    """The jobs that are not over and not exempt; of an array the tasks that are separated from it."""
-    return tuple(job for job in snapshot.jobs if not job.state.over and not job.exempt and job.tasks == 1)
-
-
-def fresh_tasks(snapshot: ClusterSnapshot) -> dict[int, set[int]]:
-    """By array, its tasks that wait and never ran."""
-    found: dict[int, set[int]] = {}
-    for job in schedulable(snapshot):
-        if job.array and job.state is JobState.WAITING and not job.restarts:
-            found.setdefault(job.array, set()).add(job.id)
-    return found
-
-
-def kind_name(job: ClusterJob) -> str:
-    """The recurring kind of a job: same owner, name and least size."""
-    return f"{job.owner}/{job.name}/{job.min_slots}"
-
-
-def capacity(snapshot: ClusterSnapshot, pool: str, jobs: Sequence[ClusterJob]) -> int:
-    """Slots of a pool that these jobs may share: all but those of other jobs."""
-    own = {job.id for job in jobs}
-    others = sum(job.slots for job in snapshot.jobs if job.id not in own and job.pool == pool)
-    return max(0, snapshot.pools.get(pool, 0) - others)
-
-
-def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]:
-    """Of jobs submitted together those that run go first, so that none stops another.
-
-    What is left of an array has the array's own number, the least of all, and is its last task.
-    """
-    return submitted_s, job.state is not JobState.RUNNING, job.id == job.array, job.id
-
-
-def cluster_view(
-    jobs: Sequence[ClusterJob],
-    state: SchedulerState,
-    grid: GridIntensity,
-    now_s: float,
-    restart_s: float,
-    gpus: int,
-    round_s: float = 1800.0,
-) -> ClusterView:
-    """The policy's view at a round. Where the intensity is unknown it shows no power either, and nothing shifts.
-
-    Args:
-        jobs: The jobs to rank, each with its kind in ``state.kinds``.
-        state: The scheduler's state.
-        grid: Intensities.
-        now_s: Unix seconds.
-        restart_s: Time a job loses when it is moved.
-        gpus: Slots these jobs may share.
-        round_s: Interval between rounds.
-    """
-    submitted_s = {job.id: state.submitted_s.get(job.id, job.submit_s) for job in jobs}
-    kinds = {name: number for number, name in enumerate(state.kinds)}
-    ordered = sorted(jobs, key=lambda job: _place(job, submitted_s[job.id]))
-    tallies = [state.tallies.get(job.id, Tally()) for job in ordered]
-    running = [job.slots if job.state is JobState.RUNNING else 0 for job in ordered]
-    degradation = [
-        tally.degradation(n, job.min_slots) if n else math.nan
-        for job, tally, n in zip(ordered, tallies, running, strict=True)
-    ]
-    return ClusterView(
-        now_s=now_s,
-        gpus=gpus,
-        g_per_kwh=grid.g_per_kwh if grid.known else 0.0,
-        mean_g_per_kwh=grid.mean_g_per_kwh if grid.known else 0.0,
-        restart_s=restart_s,
-        job=np.array([job.id for job in ordered], np.int64),
-        submit_s=np.array([submitted_s[job.id] for job in ordered], np.float64),
-        running=np.array(running, np.int64),
-        max_gpus=np.array([job.max_slots for job in ordered], np.int64),
-        requested=np.array([job.shape for job in ordered], np.int64),
-        kind=np.array([kinds.get(kind_name(job), -1) for job in ordered], np.int64),
-        executed_s=np.array([tally.executed_s for tally in tallies], np.float64),
-        attained_gpu_s=np.array([tally.slot_s for tally in tallies], np.float64),
-        remaining_s=np.array([tally.remaining_s for tally in tallies], np.float64),
-        footprint_kg=np.array([tally.carbon_g / _G_PER_KG for tally in tallies], np.float64),
-        degradation=np.array(degradation, np.float64),
-        gpu_w=np.array([tally.slot_w if grid.known else math.nan for tally in tallies], np.float64),
-        min_gpus=np.array([job.min_slots for job in ordered], np.int64),
-        **_deadlines(ordered, grid),
-        round_s=round_s,
-        ended_gpu_s=np.array(state.ended_slot_s, np.float64),
-        job_w=np.array([tally.job_w.get(n, math.nan) for tally, n in zip(tallies, running, strict=True)], np.float64),
-    )
-
-
-def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
-    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
-    expected = 0.0 if math.isnan(grid.expected_g_per_kwh) else grid.expected_g_per_kwh
-    ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None, "expected_g_per_kwh": expected}
-    if all(job.deadline_s == math.inf for job in jobs):
-        return ahead
-    return {
-        **ahead,
-        "deadline_s": np.array([job.deadline_s for job in jobs], np.float64),
-        "longest_s": np.array([job.limit_s * job.shape for job in jobs], np.float64),
-    }
-
-
-def latest_start_s(job: ClusterJob, restart_s: float) -> float:
-    """When a job that never ran has to start to meet its deadline; infinite without one, NaN where it is unknown."""
-    return job.deadline_s - job.limit_s * job.shape / job.min_slots - 2 * restart_s
-
-
 @dataclass(frozen=True, slots=True)
-class StopRules:
-    """Which running jobs may be stopped now.
+class _Room:
+    """What a node has free."""
 
-    Attributes:
-        jobs: Those that the last round moves; None for every job whose size differs from the plan's.
-        now_s: Unix seconds.
-        least_run_s: A job that started less than this ago runs on.
-        patience_s: A planned job that has waited this long and finds no place, and the first in line, are released all
-            the same: the cluster keeps a place for them, as it does for the first of its own queue.
+    slots: int
+    cpus: float
+    memory_bytes: float
+
+    def holds(self, job: ClusterJob) -> int:
+        """Slots of the job that fit here."""
+        count = self.slots
+        if job.cpus_per_slot > 0 and self.cpus < math.inf:
+            count = min(count, int(self.cpus / job.cpus_per_slot + _ROUNDING))
+        if job.memory_per_slot_bytes > 0 and self.memory_bytes < math.inf:
+            count = min(count, int(self.memory_bytes / job.memory_per_slot_bytes + _ROUNDING))
+        return max(0, count)
+
+    def less(self, job: ClusterJob, slots: int) -> _Room:
+        """The rest without so many slots of the job; more with a negative number."""
+        return _Room(
+            self.slots - slots,
+            self.cpus - slots * job.cpus_per_slot,
+            self.memory_bytes - slots * job.memory_per_slot_bytes,
+        )
+
+
+class FreeSlots:
+    """Free slots by node, to try and to take.
+
+    A job of ``spread`` false needs as few nodes as hold its slots, each with as many of them; the components of a
+    heterogeneous job need nodes of their own. A job runs only on the nodes of its pool that suit it
+    (:attr:`ClusterJob.runs_on`).
     """
 
-    jobs: frozenset[int] | None = None
-    now_s: float = math.inf
-    least_run_s: float = 0.0
-    patience_s: float = math.inf
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self._size: dict[str, int] = {}
+        self._free: dict[str, dict[str, _Room]] = {}
+        for node in snapshot.nodes or (ClusterNode("", snapshot.slots, snapshot.free),):
+            room = _Room(node.free, node.free_cpus, node.free_memory_bytes)
+            self._free.setdefault(node.pool, {})[node.name] = room
+            self._size[node.pool] = max(self._size.get(node.pool, 1), node.slots)
 
-    def allow(self, job: ClusterJob, *, young: bool = False) -> bool:
-        """Whether this running job may be stopped; ``young``: once it has run for a while."""
-        too_young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
-        return job.stoppable and (young or not too_young) and (self.jobs is None or job.id in self.jobs)
+    def copy(self) -> FreeSlots:
+        """The same slots, to try with."""
+        made = object.__new__(FreeSlots)
+        made._size, made._free = self._size, {pool: dict(nodes) for pool, nodes in self._free.items()}
+        return made
+
+    def fits(self, job: ClusterJob, slots: int) -> bool:
+        """Whether the job could start on so many slots."""
+        return self._place(job, slots) is not None
+
+    def take(self, job: ClusterJob, slots: int) -> bool:
+        """Take the slots if the job could start on them."""
+        placed = self._place(job, slots)
+        for node, count in placed or ():
+            self._free[job.pool][node] = self._free[job.pool][node].less(job, count)
+        return placed is not None
+
+    def reserve(self, job: ClusterJob, slots: int) -> None:
+        """Take as many of the slots as there are, so that no other job does."""
+        nodes = self._suited(job)
+        for node in sorted(nodes, key=lambda node: -nodes[node].slots):
+            count = max(0, min(slots, nodes[node].slots))
+            self._free[job.pool][node], slots = nodes[node].less(job, count), slots - count
+
+    def narrower(self, job: ClusterJob, slots: int) -> Iterator[int]:
+        """Fewer slots that the job may use, the most first: those of whole nodes of its pool, or of a part of one."""
+        size = self._size.get(job.pool, 1)
+        return (fewer for fewer in range(slots - 1, job.min_slots - 1, -1) if fewer < size or fewer % size == 0)
+
+    def give(self, job: ClusterJob) -> None:
+        """Add the slots that a job holds, but for those on nodes that are not up."""
+        nodes = self._free.setdefault(job.pool, {})
+        names = job.nodes or list(nodes)[:1]
+        for at, name in enumerate(names):
+            if name in nodes:
+                nodes[name] = nodes[name].less(job, -(job.slots // len(names) + (at < job.slots % len(names))))
+
+    def _suited(self, job: ClusterJob) -> dict[str, _Room]:
+        """The nodes that the job may run on."""
+        nodes = self._free.get(job.pool, {})
+        return nodes if job.runs_on is None else {name: room for name, room in nodes.items() if name in job.runs_on}
+
+    def _place(self, job: ClusterJob, slots: int) -> list[tuple[str, int]] | None:
+        nodes = self._suited(job)
+        if not job.parts:
+            return self._on_nodes(job, slots, nodes)
+        placed: list[tuple[str, int]] = []
+        for part in sorted(job.parts, reverse=True):
+            used = {name for name, _ in placed}
+            others = {name: room for name, room in nodes.items() if name not in used}
+            chosen = self._on_nodes(replace(job, spread=False, parts=()), part, others)
+            if chosen is None:
+                return None
+            placed += chosen
+        return placed
+
+    def _on_nodes(self, job: ClusterJob, slots: int, nodes: dict[str, _Room]) -> list[tuple[str, int]] | None:
+        free = {name: room.holds(job) for name, room in nodes.items()}
+        tight = sorted((name for name in free if free[name] > 0), key=lambda name: nodes[name].slots)
+        if job.spread:
+            placed, left = [], slots
+            for name in reversed(tight):
+                placed.append((name, min(left, free[name])))
+                left -= placed[-1][1]
+                if left == 0:
+                    return placed
+            return None
+        count = -(-slots // self._size.get(job.pool, 1))
+        while slots % count:
+            count += 1
+        chosen = [name for name in tight if free[name] >= slots // count][:count]
+        return [(name, slots // count) for name in chosen] if len(chosen) == count else None
+
+
+class LimitGrowth:
+    """How far the starts that are under way grow what each limit counts.
+
+    Slurm judges one job against what runs. A second job that the same limit counts may exceed it together with the
+    first, unless the jobs stopped for it are counted there, too.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+
+    def count(self, job: ClusterJob, slots: int) -> None:
+        """Count slots of a job that is to start; negative for one that stops."""
+        for limit in job.limits:
+            self._slots[limit] = self._slots.get(limit, 0) + slots
+
+    def allows(self, job: ClusterJob, victims: list[ClusterJob]) -> bool:
+        """Whether the verdict on this job holds beside the starts under way, with the slots of the victims given up."""
+        return all(
+            self._slots.get(limit, 0) <= sum(victim.slots for victim in victims if limit in victim.limits)
+            for limit in job.limits
+        )
 
 
 def next_actions(
@@ -224,13 +227,10 @@ class _Actions:
         self._patient = patient
         self._jobs = schedulable(snapshot)
         self._by_id = {job.id: job for job in self._jobs}
-        self._free, self._coming = FreeSlots(snapshot), FreeSlots(snapshot)
+        self._free, self._coming, self._growth = FreeSlots(snapshot), FreeSlots(snapshot), LimitGrowth()
         for job in snapshot.jobs:
             if job.state is JobState.STOPPING and target.get(job.id, 0) == 0:
                 self._coming.give(job)
-        self._growth = LimitGrowth()
-        for job in snapshot.jobs:
-            if job.state is JobState.STOPPING and target.get(job.id, 0) == 0:
                 self._growth.count(job, -job.slots)
         self._ready: list[tuple[ClusterJob, int]] = []
         self._granted: set[int] = set()
@@ -393,14 +393,14 @@ class _Actions:
 
     def _filled(self, trial: FreeSlots, waiting: Sequence[tuple[int, int]]) -> int:
         """Slots that waiting jobs take, each if it fits."""
-        used = 0
+        return sum(slots for job, slots in self._startable(waiting) if trial.take(job, slots))
+
+    def _startable(self, waiting: Sequence[tuple[int, int]]) -> Iterator[tuple[ClusterJob, int]]:
+        """The waiting jobs that nothing but slots keeps from starting, in order, each with the slots it would get."""
         for number, want in waiting:
             job = self._by_id.get(number)
-            if job is None or job.state is not JobState.WAITING or job.blocked or number in self._starting:
-                continue
-            slots = min(max(want, job.min_slots), job.max_slots)
-            used += slots if trial.take(job, slots) else 0
-        return used
+            if job is not None and job.state is JobState.WAITING and not job.blocked and number not in self._starting:
+                yield job, min(max(want, job.min_slots), job.max_slots)
 
     def _needed(self, successor: ClusterJob, want: int, victims: Sequence[ClusterJob]) -> list[ClusterJob]:
         """The fewest of the victims, the first of them first, whose slots hold the successor; none if all do not."""
@@ -446,14 +446,10 @@ class _Actions:
 
     def _start_waiting(self) -> None:
         """Waiting jobs on slots that no planned job needs, in order, each if it fits."""
-        for number, want in self._waiting:
-            job = self._by_id.get(number)
-            if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
-                continue
-            slots = min(max(want, job.min_slots), job.max_slots)
+        for job, slots in self._startable(self._waiting):
             if self._free.take(job, slots):
                 free = self._snapshot.free
-                self._add(Start(number, slots), f"{slots} of {free} free slots, next in the ranking", new=True)
+                self._add(Start(job.id, slots), f"{slots} of {free} free slots, next in the ranking", new=True)
 
     def _release_next(self) -> None:
         """Release the next in line of each pool where no planned job lacks slots.
@@ -471,11 +467,7 @@ class _Actions:
         for running in self._jobs:
             if running.state is JobState.RUNNING:
                 narrowest[running.pool] = min(narrowest.get(running.pool, running.slots), running.slots)
-        for number, want in self._waiting:
-            job = self._by_id.get(number)
-            if job is None or job.state is not JobState.WAITING or job.blocked or job.id in self._starting:
-                continue
-            slots = min(max(want, job.min_slots), job.max_slots)
+        for job, slots in self._startable(self._waiting):
             tired = job.pool in narrowest and self._stops.now_s - job.submit_s > self._stops.patience_s
             leads = (self._snapshot.overtaking or tired) and job.pool not in led
             led.add(job.pool)

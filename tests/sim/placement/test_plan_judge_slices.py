@@ -8,9 +8,8 @@ from joulery.policies.placement.joint.problem import JointRequest
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement import plan_judge
 from joulery.sim.placement.batched_serving import Gpu
-from joulery.sim.placement.gpu import SimulatedProcess
-from joulery.sim.placement.plan_judge import judge_plan
-from joulery.sim.placement.sliced_gpu import SlicedTruth, sliced_truth, tenant_name
+from joulery.sim.placement.gpu import SimulatedProcess, SlicedTruth
+from joulery.sim.placement.plan_judge import judge_plan, sliced_truth, tenant_name
 from tests.policies.placement.joint.brute_force_mig import fleet, service
 
 SERVICES = (service("a", "large", 700, 60, "small", floor=0.77), service("b", "other", 500, 80))
