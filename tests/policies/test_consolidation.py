@@ -14,13 +14,14 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, MOST_CAUTION, Consolidation, is_part, parts
+from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, Consolidation, is_part, parts
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.slo_first import ROOM_RATIO
+from joulery.policies.serving.state import MOST_CAUTION
 from joulery.sim.serving.burst_controllers import PolicyController
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import predictor
@@ -253,11 +254,9 @@ def parkings(
     made, running, found, late_s = policy(), None, [], 0.0
     state = made.initial()
     for now_s in np.arange(0.0, until_s):
-        is_late, rate_rps = state.whole is not None and late(now_s) and now_s - state.parked_s >= 2.0, rate(now_s)
+        is_late, rate_rps = state.whole is not None and late(now_s) and now_s - found[-1] >= 2.0, rate(now_s)
         late_s += is_late
-        seen = Observation(
-            now_s, 100.0, rate_rps, SLO_S / 20, 60, {}, math.nan, running, arrival_rps=rate_rps, loaded=LOADED
-        )
+        seen = Observation(now_s, 100.0, rate_rps, SLO_S / 20, 60, {}, math.nan, running, arrival_rps=rate_rps)
         if is_late:
             seen = replace(seen, latency_s=3 * SLO_S, tail_latency_s=3 * SLO_S, queued=4, oldest_wait_s=2 * SLO_S)
         was_parked, step = state.whole is not None, made.step(state, seen)

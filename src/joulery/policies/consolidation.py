@@ -31,7 +31,7 @@ from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation
 from joulery.policies.serving.slo_first import ROOM_RATIO, delay_s, present_rps
-from joulery.policies.serving.state import ServiceState
+from joulery.policies.serving.state import CALM, ServiceState
 
 T = TypeVar("T")
 _NUMBERS = ("room", "growth_per_s", "used", "patience_s", "sleepers", "wakes_s", "wake_growth_per_s")
@@ -40,9 +40,6 @@ MOST_PARTS = 5_000
 """Parts of a layout that are compared; of more, the smallest."""
 EQUAL_RATIO = 0.01
 """Joules a request that differ by less than this, and by less than the error of the profile, count as equal."""
-HELD, MOST_CAUTION = 10.0, 32.0
-"""Parking that a threat ends within so many times the patience doubles it, up to the second: a busy machine is late
-with the part that a profile holds for enough, and would go to and fro."""
 CONSOLIDATION = "consolidation"
 """Cause of the decisions that park and wake instances."""
 
@@ -193,8 +190,7 @@ class Consolidation:
         if state.protecting and made is None:
             return self._woken(step, seen, service)
         if state.protecting or state.trying is not None or state.layout is None:
-            state = self._ended(state, seen.now_s, state.protecting)
-            return Step(replace(state, roomy_s=math.inf), step.decisions, step.wake_s)
+            return Step(replace(state, whole=None, roomy_s=math.inf), step.decisions, step.wake_s)
         if made is None and (seen.changing or seen.running != state.layout):
             return step
         whole = state.layout if made is not None or state.whole is None else state.whole
@@ -215,7 +211,7 @@ class Consolidation:
         if state.whole is not None and short_of:
             return self._settled(step, None, whole, enough, seen, service)
         rests_since_s = max(roomy_s, state.changed_s, state.threat_s)
-        patient = seen.now_s - rests_since_s >= self.patience_s * state.caution
+        patient = seen.now_s - rests_since_s >= self.patience_s * state.parking.at(seen.now_s)
         if math.isfinite(roomy_s) and patient and not short_of:
             return self._settled(step, None, whole, enough, seen, service)
         return step
@@ -271,14 +267,15 @@ class Consolidation:
     ) -> Step[ServiceState]:
         """The step with a part of the layout awake."""
         state, empty = step.state, len(whole.instances) - len(awake.instances)
-        if not empty:
-            state = self._ended(state, seen.now_s, made is not None and made.cause == "latency")
+        if empty and state.whole is None:
+            state = replace(state, parking=state.parking.risked(seen.now_s, self.patience_s), leaving=CALM)
+        elif made is not None and made.cause == "latency":
+            state = state.struck(seen.now_s)
         changed_s = state.changed_s if awake == seen.running else seen.now_s
         state = replace(
             state,
             layout=awake,
             whole=whole if empty else None,
-            parked_s=seen.now_s if state.whole is None else state.parked_s,
             changed_s=changed_s,
             decided_s=seen.now_s,
             roomy_s=math.inf,
@@ -297,21 +294,12 @@ class Consolidation:
             reason = f"{rate} need more room: {words}"
         return Step(state, (*step.decisions, self._decision(service, awake, reason)), step.wake_s)
 
-    def _ended(self, state: ServiceState, now_s: float, threatened: bool) -> ServiceState:
-        """The state once no instance is parked any more; more cautious where a threat soon ended it."""
-        if state.whole is None:
-            return state
-        held = now_s - state.parked_s >= HELD * self.patience_s * state.caution
-        more = min(MOST_CAUTION, 2.0 * state.caution) if threatened else state.caution
-        return replace(state, whole=None, caution=1.0 if held else more)
-
     def _woken(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:
         """All instances awake again, because the SLO is threatened."""
         state = step.state
         if state.whole is None or state.layout is None:
             return step
         whole = state.whole
-        state = self._ended(state, seen.now_s, threatened=True)
         state = replace(state, layout=whole, whole=None, changed_s=seen.now_s, decided_s=seen.now_s)
         reason = f"SLO threatened: {short(whole)} wakes"
         return Step(state, (*step.decisions, self._decision(service, whole, reason)), step.wake_s)

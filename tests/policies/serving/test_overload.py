@@ -14,9 +14,10 @@ from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.layout_space import cpu_slices, slice_menu
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
-from joulery.policies.serving.observation import TRY_LAYOUT
+from joulery.policies.serving.observation import TRY_LAYOUT, Sample
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.state import MOST_CAUTION
 from joulery.policies.serving.trial_search import TrialSearch
 from joulery.policies.serving.trials import TrialBudget
 from tests.policies.serving import trial_world
@@ -262,3 +263,47 @@ def test_a_search_under_a_high_demand_tries_no_layout_that_cannot_carry_it(world
             running = Layout.parse(decision.value)
             tried += [name for name in running.counts if decision.kind == TRY_LAYOUT]
     assert "large" not in tried and set(running.counts) == {"small"}
+
+
+def goes_late(made: ServicePolicy, late, until_s: float) -> tuple[list[float], list[float]]:
+    """When the SLO began to be threatened, and when another layout than the leanest ran; it is late at some times."""
+    state, running, since_s, threats, other = made.initial(), None, 0.0, [], []
+    for now_s in np.arange(0.0, until_s):
+        is_lean = running is None or set(running.counts) == {"small"}
+        look = seen(now_s, running=running, requests=100, arrival_rps=20.0, latency_s=0.01)
+        if running is not None and not state.protecting:
+            sample = Sample(running, since_s, int(20 * (now_s - since_s)), 0, 0.02, 0.019, 0.021, 0.1, 0.002, {}, 0)
+            look = replace(look, sample=sample)
+        if not is_lean and late(now_s) and now_s - since_s >= 2.0:
+            look = replace(look, queued=30, oldest_wait_s=0.5, latency_s=0.6)
+        before, step = state.protecting, made.step(state, look)
+        state = step.state
+        if state.layout != running:
+            running, since_s = state.layout, now_s
+        threats += [float(now_s)] * (state.protecting and not before)
+        other += [float(now_s)] * (not is_lean)
+    return threats, other
+
+
+def predicted() -> ServicePolicy:
+    goals = ServiceObjectives(0.05, Slo(0.1))
+    objective = Objective(0.05, 0.76, 0.1, 200.0)
+    search = PredictiveSearch([Layout.parse([f"{name} on cpu:1"]) for name in MS], predictor(), objective)
+    return ServicePolicy("photos", search, goals, 20.0, ReplanTrigger(200.0))
+
+
+@pytest.mark.parametrize("method", ["predict", "learning", "clover"])
+def test_a_machine_that_others_keep_busy_is_tried_ever_more_rarely(method):
+    made = predicted() if method == "predict" else trials(method, rate=20.0, lambda_ratio=0.05)
+    threats, other = goes_late(made, lambda _: True, 7200.0)
+    gaps_s = np.diff(threats)
+    assert len(threats) >= 5 and gaps_s[-1] >= 10.0 * MOST_CAUTION, threats
+    assert len(threats) <= 30 and len(other) < 0.02 * 7200.0, "without caution it would be late a third of the time"
+
+
+def test_once_others_have_ended_it_serves_as_before_and_is_no_longer_cautious():
+    threats, other = goes_late(predicted(), lambda now_s: now_s < 200.0 or 4000.0 <= now_s < 4002.0, 4100.0)
+    assert len([t_s for t_s in threats if t_s < 400.0]) >= 3
+    back_s = next(t_s for t_s in other if t_s > 400.0)
+    assert set(np.arange(back_s, 4000.0)) <= set(other), "nothing is late: it stays"
+    assert threats[-1] >= 4000.0 and min(t_s for t_s in other if t_s > threats[-1] + 1) <= threats[-1] + 15.0

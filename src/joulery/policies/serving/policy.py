@@ -227,6 +227,7 @@ class ServicePolicy:
 
     def _protect(self, state: ServiceState, seen: Observation, phrase: str) -> Step[ServiceState]:
         """Have the leanest loaded variants answer, or run the leanest layout; trials and carbon wait for room."""
+        state = state if state.protecting else state.struck(seen.now_s)
         layout, predictor = self._leanest(state), self.search.predictor
         steering = predictor is not None and not has_left(self.family, seen.running) and steers(seen, predictor)
         if predictor is not None and seen.running is not None and steering:
@@ -252,7 +253,9 @@ class ServicePolicy:
         """While the SLO is protected: as little scaling as the present demand leaves room for; then search again."""
         predictor, calm_s = self.search.predictor, seen.now_s - state.threat_s
         steering = predictor is not None and steers(seen, predictor)
+        mixes = steering and isinstance(self.search, PredictiveSearch)
         patience_s = self.trigger.settle_s * (1.0 if steering else _ROOM_RATIO)
+        patience_s *= 1.0 if mixes else state.leaving.at(seen.now_s)
         capacity_rps = self._capacity_rps(seen.running, state)
         if calm_s < patience_s or not is_calm(seen, self.objectives.slo, capacity_rps):
             return Step(state)
@@ -265,7 +268,8 @@ class ServicePolicy:
             if state.weights and calm_s < _PERSISTS * self.trigger.settle_s:
                 return Step(state)
         cause = "demand" if self.trigger.demand_moved(rate_rps, state.planned_rps) else "room"
-        state = replace(state, protecting=False, changed_s=seen.now_s)
+        leaving = state.leaving.risked(seen.now_s, _ROOM_RATIO * self.trigger.settle_s)
+        state = replace(state, protecting=False, changed_s=seen.now_s, leaving=state.leaving if mixes else leaving)
         return self._search(state, seen, cause, "the SLO has room again")
 
     def steer(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
@@ -456,14 +460,8 @@ class ServicePolicy:
             deferred = replace(state, deferred=state.words.removesuffix(_WAITED))
             return self._settle(deferred, seen, search, f"its trials wait for those of {seen.waits_for}")
         what = f"{short(layout)}, the baseline" if search.baseline_of(state) is None else short(layout)
-        state = replace(
-            after,
-            layout=layout,
-            trying=layout,
-            decided_s=seen.now_s,
-            asked=(*state.asked, layout),
-            spent=state.spent + 1,
-        )
+        after = replace(after, asked=(*state.asked, layout), spent=state.spent + 1)
+        state = replace(after, layout=layout, trying=layout, decided_s=seen.now_s)
         reason = f"{state.words}: trial {state.spent} of at most {budget.count}: {what}"
         return Step(state, (self._decision(TRY_LAYOUT, layout, reason, remark, state.cause),))
 

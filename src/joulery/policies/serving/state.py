@@ -17,6 +17,9 @@ Family = tuple[tuple[str, bool], ...]
 """``((variant, assumed), …)``, sorted: whether the times of a variant are assumed to be those of another."""
 _MOST_FAILURES = 2
 """A layout that failed to start in so many searches is not tried again."""
+MOST_CAUTION = 32.0
+_LASTS = 10.0
+"""A change that a threat follows within so many times the patience counts as its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,48 @@ class RandomState:
 
 
 @dataclass(frozen=True, slots=True)
+class Caution:
+    """Patience before one kind of change that may threaten the SLO: it doubles where a threat soon follows the change.
+
+    On a machine that others keep busy a layout is late that its profile holds for enough. Without caution a service
+    would go to and fro: leave the leanest layout as soon as there is room, be late, and return.
+
+    Attributes:
+        ratio: Multiple of the patience before the next one.
+        doubtful_until_s: Until when a threat counts as caused by the last one; infinite where none is in doubt.
+    """
+
+    ratio: float = 1.0
+    doubtful_until_s: float = math.inf
+
+    def at(self, now_s: float) -> float:
+        """The multiple that holds: 1 again once the last change has lasted."""
+        return self.ratio if now_s < self.doubtful_until_s else 1.0
+
+    def risked(self, now_s: float, patience_s: float) -> Caution:
+        """After a change that was made with patience."""
+        ratio = self.at(now_s)
+        return Caution(ratio, now_s + _LASTS * patience_s * ratio)
+
+    def struck(self, now_s: float) -> Caution:
+        """When the SLO begins to be threatened."""
+        doubtful = now_s < self.doubtful_until_s < math.inf
+        return Caution(min(MOST_CAUTION, 2.0 * self.ratio) if doubtful else self.at(now_s))
+
+
+CALM = Caution()
+"""Nothing that was done so far led to a threat."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceState:
     """What a service policy remembers.
 
     Attributes:
         layout: The layout last decided on; None before the first decision.
         whole: The layout of which it is the part that is awake; None where all of it is.
-        parked_s: When instances of it were last parked.
-        caution: Multiple of the patience before they are parked again; above 1 after parking that a threat soon ended.
+        parking: Caution about parking instances of it.
+        leaving: Caution about another layout than the leanest after a threat.
         roomy_s: Since when fewer instances would do; infinite while they would not.
         trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
         decided_s: Time of that decision.
@@ -102,8 +139,8 @@ class ServiceState:
 
     layout: Layout | None = None
     whole: Layout | None = None
-    parked_s: float = -math.inf
-    caution: float = 1.0
+    parking: Caution = CALM
+    leaving: Caution = CALM
     roomy_s: float = math.inf
     trying: Layout | None = None
     decided_s: float = -math.inf
@@ -143,6 +180,10 @@ class ServiceState:
     deferred: str = ""
     random: RandomState | None = None
     random_after: RandomState | None = None
+
+    def struck(self, now_s: float) -> ServiceState:
+        """The state when the SLO begins to be threatened."""
+        return replace(self, parking=self.parking.struck(now_s), leaving=self.leaving.struck(now_s))
 
     def learned(self, measured: MeasuredLayout) -> ServiceState:
         """The state with the outcome of a trial, which replaces an older one of the same layout."""
