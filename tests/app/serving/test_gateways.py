@@ -2,18 +2,23 @@
 
 import subprocess
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from joulery.adapters.engines.shared.control import Welcome
-from joulery.app.serving.gateways.handle import first_unstored
+from joulery.app.serving.gateways.handle import GatewayGroup, first_unstored
 from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, state_folder
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
+from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.runtime.serving.requests import ROW, RequestRecorder
 from tests.runtime.site_files import toy_site
 
 
@@ -80,6 +85,25 @@ def test_rows_that_a_killed_controller_wrote_last_are_not_taken_again(tmp_path: 
     found = Welcome(1, "toys", None, 0.0, 7, (str(tmp_path), 5), 0.0, (), "i", {})
     assert first_unstored(found) == first
     assert first_unstored(replace(found, stored=("", 0))) == 7
+
+
+async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started(tmp_path, monkeypatch) -> None:
+    """Gateways forget it then. A controller that was killed before its next tick took it along."""
+    recorder, on_disk = RequestRecorder(tmp_path / "requests.rows"), []
+    recorder.add(RequestRecord("sums", "small", "r", 1.0, 1.0, 2.0, Outcome.OK, 0.1, 0.1, 1, None))
+
+    async def revived(_: GatewayGroup) -> bool:
+        on_disk.append((tmp_path / "requests.rows").stat().st_size // ROW.itemsize)
+        return True
+
+    monkeypatch.setattr(GatewayGroup, "_revived", revived)
+    group: Any = object.__new__(GatewayGroup)
+    group._session = SimpleNamespace(warn=lambda _: None, history=SimpleNamespace(requests=recorder))
+    group._controlled, group._found = None, SimpleNamespace(gateways=())
+    group._former, group._former_unknown, group._unknown = Counter(), 0, 0
+    group._folded, group.restarts, group._reviving = Counter(), 0, None
+    await group._revive()
+    assert on_disk == [1] and group.restarts == 1
 
 
 def test_a_changed_site_file_starts_other_gateways(tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ class GatewayGroup:
         """Start another engine server, as often as it takes, and have it run what the former one ran."""
         self._say("the engine server has ended, and with it the replicas: another one is started")
         self._keep_counts()
+        self._store()
         self.restarts += 1
         pause_s = _FIRST_PAUSE_S
         try:
@@ -308,6 +309,12 @@ class GatewayGroup:
         if self.seen is not seen:
             self._keep_counts()
         return False
+
+    def _store(self) -> None:
+        """Write requests to disk that were taken: gateways forget them with the next engine server."""
+        if self._session is not None:
+            with suppress(JouleryError):  # a full disk: the rows stay buffered, and the next tick says so
+                self._session.history.requests.flush()
 
     def _keep_counts(self) -> None:
         """Keep the counts of an engine server that has ended; gateways report what it did not count to the next one."""
