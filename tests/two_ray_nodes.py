@@ -53,10 +53,20 @@ class TwoNodes:
         return [one for one in found if one.pid != os.getpid()]
 
     def start_head(self, name: str = "first") -> None:
-        """Start a head with its files in a folder of this name: after :meth:`kill_head` another one."""
-        at = Path(self.folder, name)
-        at.mkdir()
-        _run(*self.head, f"--temp-dir={at}", environ=self.environ)
+        """Start a head with its files in a folder of this name: after :meth:`kill_head` another one.
+
+        Ray gives a head up that takes half a minute to start, as on a busy machine: it is tried three times.
+        """
+        for again in range(3):
+            at = Path(self.folder, f"{name}-{again}")
+            at.mkdir()
+            try:
+                _run(*self.head, f"--temp-dir={at}", environ=self.environ)
+                return
+            except RuntimeError as error:
+                if again == 2 or "timed out during startup" not in str(error):
+                    raise
+                self.kill_head()
 
     def kill_head(self) -> None:
         """Kill the head's control process, its dashboard and its node."""

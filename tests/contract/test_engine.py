@@ -271,9 +271,13 @@ def test_a_replica_killed_under_a_trial_is_survived(house: House) -> None:
 
     async def work(engine: Engine) -> None:
         async with Live(policy, engine, toy("double").model) as live:
-            await live.until(lambda: len(live.records) == 1 and len(engine.replicas()) == 2)
+            await live.until(lambda: len(live.records) == 1 and "sample" in live.log[-1]["observation"])
+            assert len(engine.replicas()) == 2
             killed = engine.replicas()[0]
             os.kill(killed.pid, signal.SIGKILL)
+            live.asking.clear()  # the trial is not to end before the engine knows
+            await until(lambda: any(view.restarts for view in engine.replicas()), "a replica that is started again")
+            live.asking.set()
             await live.until(live.settled)
             assert live.failed == 0
             assert all(record.outcome == APPLIED for record, _ in live.records)

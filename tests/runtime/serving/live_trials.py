@@ -31,6 +31,7 @@ class Live:
         records: Every decision with its outcome and the layout that ran after it.
         failed: Requests that were not answered, those before the first replica left aside.
         log: What a run's log would hold.
+        asking: Clients send requests while it is set.
     """
 
     def __init__(self, policy: ServicePolicy, engine: Engine, model: ModelRef) -> None:
@@ -38,6 +39,8 @@ class Live:
         self.window, self.sample = RequestWindow(self.service, 1e9), LiveSample(self.service, 0.9, warm_up_s=0.0)
         self.g_per_kwh, self.failed = 300.0, 0
         self.records: list[tuple[Any, Layout | None]] = []
+        self.asking = asyncio.Event()
+        self.asking.set()
         self.log: list[dict[str, Any]] = [{"kind": POLICY, **policy_entry(policy)}]
         observer = ServiceObserver(
             self.window, self.engine, policy.objectives.slo, lambda now_s: self.g_per_kwh, lambda: 0.0, self.sample
@@ -51,7 +54,7 @@ class Live:
         )
 
     async def client(self) -> None:
-        while True:
+        while await self.asking.wait():
             at_s = time.time()
             try:
                 answer = await self.engine.infer(self.service, InferRequest(INPUTS))
