@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ import click
 from joulery.domain.errors import JouleryError
 from joulery.ui.cli import report_error
 from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.streams import discard, lost_if_refused
 
 if TYPE_CHECKING:
     from joulery.accounting.operations.align import Estimator
@@ -121,7 +123,8 @@ def command(
             place=place,
         )
         guard.exit_code = measured.exit_code
-        _tell(measured, place, as_json=as_json)
+        with lost_if_refused():
+            _tell(measured, place, as_json=as_json)
     return guard.exit_code
 
 
@@ -149,16 +152,17 @@ class ExitCodeFirst:
     ) -> bool:
         if error is None or not self._ended:
             return False
-        if isinstance(error, KeyboardInterrupt):
-            click.echo(
-                "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
-            )
-        elif isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        elif isinstance(error, JouleryError):
-            report_error(error, as_json=False)
-        else:
-            traceback.print_exception(error)
+        with lost_if_refused():
+            if isinstance(error, KeyboardInterrupt):
+                click.echo(
+                    "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
+                )
+            elif isinstance(error, BrokenPipeError):
+                discard(sys.stderr)
+            elif isinstance(error, JouleryError):
+                report_error(error, as_json=False)
+            else:
+                traceback.print_exception(error)
         return isinstance(error, Exception | KeyboardInterrupt)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.user import user_name
 
 
 def _deadline_s(text: str, now_s: float) -> float:
@@ -66,6 +66,7 @@ def command(
     from joulery.app.schedule import submit_job
     from joulery.config import load
     from joulery.config.parsing.quantity import TIME, flag_quantity
+    from joulery.store.files import readable
 
     most = least if most is None else most
     if most < least:
@@ -74,8 +75,8 @@ def command(
         "command": list(cmd),
         "cwd": str(Path.cwd()),
         "environment": dict(os.environ),
-        "name": name or Path(cmd[0]).name,
-        "owner": owner or getpass.getuser(),
+        "name": readable(name or Path(cmd[0]).name),
+        "owner": readable(owner or user_name()),
     }
     limit_s = None if limit is None else flag_quantity(limit, TIME, "--time")
     deadline_s = None if by is None else _deadline_s(by, time.time())
