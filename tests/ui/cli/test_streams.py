@@ -4,14 +4,16 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 from joulery.ui.cli import main
 from joulery.ui.cli.measure import ExitCodeFirst
-from joulery.ui.cli.streams import standard_streams
+from joulery.ui.cli.streams import keep_going, standard_streams
 
 
 def stream(path: Path | str, encoding: str = "utf-8", *, buffered: bool = True) -> io.TextIOWrapper:
@@ -107,3 +109,19 @@ def test_a_command_with_bytes_that_are_no_text_is_measured_and_reported(
     for form in (["--json"], ["--by", "owner"], ["--html", "page.html"], ["--format", "csv"]):
         assert main(["report", "run", *form]) == 0
     assert "M\\udcfcnchen" in capfd.readouterr().out
+
+
+def test_a_log_that_is_full_ends_no_daemon_and_gets_what_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(entry: Mapping[str, Any]) -> None:
+        click.echo(entry["text"])
+
+    with stream("/dev/full") as log:
+        monkeypatch.setattr(sys, "stdout", log)
+        with standard_streams():
+            said = keep_going(say)
+            said({"text": "round 1"})
+            os.dup2(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), log.fileno())
+            said({"text": "round 2"})
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "round 2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -82,6 +82,16 @@ def _marked(stream: TextIO | None, title: str) -> TextIO:
         "backslashreplace",
         line_buffering=True,
     )
+
+
+def keep_going(say: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """A printer of log lines whose work does not end because its log is full; the next line may fit again."""
+
+    def say_if_possible(entry: Mapping[str, Any]) -> None:
+        with suppress(OutputError):
+            say(entry)
+
+    return say_if_possible
 
 
 @contextmanager
