@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import json
 import sys
 import warnings
@@ -91,7 +92,10 @@ def _run(arguments: list[str]) -> int:
         return _refuse(missing, arguments)
     except click.ClickException as error:
         with lost_if_refused():
-            error.show()
+            if _as_json(arguments):
+                _print_usage_error(error)
+            else:
+                error.show()
         return 2
     except click.Abort:
         with lost_if_refused():
@@ -119,8 +123,20 @@ def _current_folder_is_gone() -> bool:
 
 def _refuse(error: JouleryError, arguments: Sequence[str]) -> int:
     with lost_if_refused():
-        report_error(error, as_json="--json" in arguments)
+        report_error(error, as_json=_as_json(arguments))
     return error.exit_code
+
+
+def _as_json(arguments: Sequence[str]) -> bool:
+    """Whether JSON is asked for; behind ``--`` stand the flags of another program."""
+    return "--json" in itertools.takewhile("--".__ne__, arguments)
+
+
+def _print_usage_error(error: click.ClickException) -> None:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = "" if context is None else f"{context.command_path} --help"
+    document = {"kind": "usage", "message": error.format_message(), "hint": hint}
+    click.echo(json.dumps({"error": document}), err=True)
 
 
 def _print_renamed_names() -> None:

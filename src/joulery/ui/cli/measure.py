@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from joulery.domain.errors import JouleryError
+from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.ui.cli import report_error
 from joulery.ui.cli.options import carbon_flags
 from joulery.ui.cli.streams import discard, lost_if_refused
@@ -178,7 +178,8 @@ def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> 
 
 def _tell(measured: Measured, place: JobPlace, *, as_json: bool) -> None:
     if measured.error is not None:
-        click.echo(f"joulery: {measured.error}", err=True)
+        message, _, hint = measured.error.partition("\n  ")
+        report_error(CapabilityError(message, hint=hint), as_json=as_json)
     for text in measured.warnings:
         click.echo(f"joulery: warning: {text}", err=True)
     if measured.account is None or measured.path is None:
