@@ -25,7 +25,11 @@ def _deadline_s(text: str, now_s: float) -> float:
     try:
         deadline_s = datetime.fromisoformat(text).timestamp()
     except ValueError:
-        deadline_s = now_s + flag_quantity(text, TIME, "--by")
+        try:
+            deadline_s = now_s + flag_quantity(text, TIME, "--by")
+        except ConfigError as error:
+            expected = "a moment such as 2026-11-27T18:00, or a time from now such as 24h"
+            raise ConfigError(error.message, pointer="--by", got=text, expected=expected, hint=error.hint) from None
     if deadline_s <= now_s:
         raise ConfigError("is over", pointer="--by", got=text, expected="a time to come")
     return deadline_s
