@@ -46,6 +46,22 @@ def test_what_is_wrong_names_file_and_line(table, content, row, fact):
     assert caught.value.row == row and caught.value.file.endswith("t.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04\x14\x00\x06\x00", "is a workbook or an archive, not CSV"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is a workbook, not CSV"),
+        (b"\x1f\x8b\x08\x00", "is compressed, not CSV"),
+        (b"PAR1\x15\x04", "is Parquet, not CSV"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(table, content, says):
+    for lenient in (False, True):
+        with pytest.raises(DataError, match=says) as caught:
+            read_csv(table(content, "grid.xlsx"), lenient=lenient)
+        assert caught.value.hint
+
+
 def test_a_lenient_reader_takes_what_a_strict_one_refuses(table):
     assert read_csv(table(b'a,b\n\xff,"x"y\n'), lenient=True).lines == [(2, ["\ufffd", "xy"])]
 

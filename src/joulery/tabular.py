@@ -17,6 +17,13 @@ from typing import Literal
 from joulery.domain.errors import DataError
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OTHER_FILES = (
+    (b"PK\x03\x04", "a workbook or an archive", "in a spreadsheet: save it as CSV UTF-8"),
+    (b"\xd0\xcf\x11\xe0", "a workbook", "in a spreadsheet: save it as CSV UTF-8"),
+    (b"\x1f\x8b", "compressed", "gunzip it first"),
+    (b"PAR1", "Parquet", "this input is read from CSV alone"),
+)
+"""Beginnings of files that are taken for CSV, what they are, and what to do."""
 _SEPARATOR_LINE = re.compile(r"\s*sep=(.)\s*", re.IGNORECASE)
 """The line before the header by which a spreadsheet names its separator."""
 _NUMBER = re.compile(r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*")
@@ -155,6 +162,9 @@ def _text(file: Path, *, lenient: bool) -> str:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file), hint="check the path") from None
+    for beginning, kind, hint in _OTHER_FILES:
+        if content.startswith(beginning):
+            raise DataError(f"is {kind}, not CSV", file=str(file), hint=hint)
     encoding = "utf-16" if content.startswith(_UTF16) else "utf-8-sig"
     try:
         return content.decode(encoding, "replace" if lenient else "strict")
