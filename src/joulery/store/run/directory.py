@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 
 from joulery import __version__
-from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.store.files import disk_errors, json_bytes, read_json, write_atomically
 from joulery.store.run.samples import SAMPLES as SAMPLES
 
@@ -167,7 +167,11 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("closed" if error is None else "failed")
+        if error is None:
+            self.close("closed")
+            return
+        with suppress(CapabilityError):  # what ended the run is said, not that its end cannot be written
+            self.close("failed")
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
         text = json_bytes(value, _OPTIONS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
