@@ -9,7 +9,7 @@ from joulery.user import NOWHERE, account_name, cache_home, home_folder, state_h
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of a number without an entry in the user database, with an empty environment."""
 
     def unknown(uid: int) -> None:
@@ -20,14 +20,14 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_number_without_a_name_has_itself_and_no_home(nobody: None) -> None:
+def test_a_number_without_a_name_has_itself_and_no_home(nameless: None) -> None:
     assert user_name() == account_name(os.getuid()) == str(os.getuid())
     assert home_folder() == NOWHERE
     assert (cache_home(), state_home()) == (NOWHERE / ".cache", NOWHERE / ".local/state")
 
 
 def test_the_environment_comes_first_and_an_empty_value_is_none(
-    nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nameless: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", "")
     assert home_folder() == NOWHERE

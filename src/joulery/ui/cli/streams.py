@@ -17,7 +17,7 @@ class OutputError(OSError):
     """A standard stream refused what was written to it; of another file it is a plain ``OSError``."""
 
     def as_error(self) -> CapabilityError:
-        """What a person is told."""
+        """The error that a person reads."""
         return CapabilityError(
             f"standard {self.filename} cannot be written: {self.strerror}",
             hint="free some space, or send it to another place",

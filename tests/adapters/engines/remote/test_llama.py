@@ -60,7 +60,7 @@ async def test_several_prompts_in_one_request_are_refused_before_they_cost_anyth
     """llama.cpp writes an answer to each and sends null; numbers of tokens are one prompt."""
     engine = engine_of(tmp_path)
     for several in (["a", "b"], [[1, 2], [3]]):
-        with pytest.raises(RequestError, match="m answers one prompt a request, not 2") as caught:
+        with pytest.raises(RequestError, match="one prompt") as caught:
             await read(engine, GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": several}, ""))
         assert caught.value.outcome is Outcome.INVALID
     await engine.start()
