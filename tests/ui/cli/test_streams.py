@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -100,10 +101,11 @@ def test_a_folder_that_is_gone_is_one_clear_error(
 def test_a_command_with_bytes_that_are_no_text_is_measured_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A file name in Latin-1, and an owner."""
+    """A file name in Latin-1, and an owner; a process of its own, for measuring waits for this process's signals."""
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"M\xfcnchen")
-    assert main(["measure", "--meter", "fake:5", "--owner", name, "--out", "run", "--", "touch", name]) == 0
+    flags = ["--meter", "fake:5", "--owner", name, "--out", "run"]
+    subprocess.run([sys.executable, "-m", "joulery", "measure", *flags, "--", "touch", name], check=True)
     assert (tmp_path / name).exists()
     assert json.loads((tmp_path / "run/manifest.json").read_text())["owner"] == "M\\udcfcnchen"
     for form in (["--json"], ["--by", "owner"], ["--html", "page.html"], ["--format", "csv"]):
