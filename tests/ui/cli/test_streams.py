@@ -81,9 +81,8 @@ def test_characters_that_an_encoding_lacks_are_escaped(tmp_path: Path, monkeypat
     assert file.read_bytes() == b"energy \xb1 50 %, carbon \\u2013, \\udcff\n"
 
 
-@pytest.mark.parametrize("arguments", [["submit", "--site", "{site}", "--", "true"], ["ledger", "add", "../run"]])
 def test_a_folder_that_is_gone_is_one_clear_error(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site.yaml").write_text("joulery: 1\njobs: {slots: {count: 1}}\n")
     gone = tmp_path / "gone"
@@ -91,11 +90,10 @@ def test_a_folder_that_is_gone_is_one_clear_error(
     monkeypatch.chdir(gone)
     gone.rmdir()
     try:
-        assert main([each.format(site=tmp_path / "site.yaml") for each in arguments]) == 2
+        assert main(["submit", "--site", str(tmp_path / "site.yaml"), "--", "true"]) == 2
     finally:
         os.chdir(tmp_path)
-    err = capsys.readouterr().err
-    assert "Traceback" not in err and err.startswith("joulery: ")
+    assert capsys.readouterr().err == "joulery: the current folder is gone\n  cd to one that is there\n"
 
 
 def test_a_command_with_bytes_that_are_no_text_is_measured_and_reported(
