@@ -19,7 +19,15 @@ import joulery
 SOURCE = str(Path(joulery.__file__).parent) + "/"
 LEFT_OUT = (
     *("domain/", "config/", "perf/catalog/", "ui/kit/"),
-    *("__init__", "extras", "ui/cli/__init__", "ui/cli/options", "ui/cli/native_output", "ui/cli/verbs"),
+    *(
+        "__init__",
+        "extras",
+        "ui/cli/__init__",
+        "ui/cli/options",
+        "ui/cli/native_output",
+        "ui/cli/streams",
+        "ui/cli/verbs",
+    ),
 )
 
 

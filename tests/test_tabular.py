@@ -46,6 +46,22 @@ def test_what_is_wrong_names_file_and_line(table, content, row, fact):
     assert caught.value.row == row and caught.value.file.endswith("t.csv")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"PK\x03\x04\x14\x00\x06\x00", "is a workbook or an archive, not CSV"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is a workbook, not CSV"),
+        (b"\x1f\x8b\x08\x00", "is compressed, not CSV"),
+        (b"PAR1\x15\x04", "is Parquet, not CSV"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(table, content, says):
+    for lenient in (False, True):
+        with pytest.raises(DataError, match=says) as caught:
+            read_csv(table(content, "grid.xlsx"), lenient=lenient)
+        assert caught.value.hint
+
+
 def test_a_lenient_reader_takes_what_a_strict_one_refuses(table):
     assert read_csv(table(b'a,b\n\xff,"x"y\n'), lenient=True).lines == [(2, ["\ufffd", "xy"])]
 
@@ -60,3 +76,29 @@ def test_a_missing_file_and_a_missing_column_are_errors(table, tmp_path):
 
 def test_an_empty_file_has_no_columns(table):
     assert (read_csv(table("")).header, read_csv(table("")).lines) == ((), [])
+
+
+def test_what_a_spreadsheet_writes_is_read(table):
+    """Decimal commas, a line that names the separator, a column and rows that were left empty."""
+    rows = 'sep=;\r\n"t_s";"watt";"who";;\r\n0;83,4;a,b;;\r\n1,5;1.000;"1,2";;\r\n;;;;\r\n'
+    read = read_csv(table(rows.encode("utf-8-sig")))
+    assert read.header == ("t_s", "watt", "who")
+    assert read.lines == [(3, ["0", "83,4", "a,b"]), (4, ["1.5", "1.000", "1,2"]), (5, [])]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (["83,4", "", "nan", "90"], ["83.4", "", "nan", "90"]),
+        (["0,250", "-1,5e3"], ["0.250", "-1.5e3"]),
+        (["1,500", "2,5"], ["1.500", "2.5"]),
+        (["1,500", "2,250"], ["1,500", "2,250"]),
+        (["1.500,5", "2,5"], ["1.500,5", "2,5"]),
+        (["1.5", "2,5"], ["1.5", "2,5"]),
+        (["1,2", "gpu"], ["1,2", "gpu"]),
+    ],
+)
+def test_a_comma_is_a_decimal_point_only_where_it_can_be_nothing_else(table, written, read):
+    found = read_csv(table("x;y\n" + "".join(f"{cell};1\n" for cell in written)))
+    assert [cells[0] for _, cells in found.lines] == read
+    assert read_csv(table('x\n"2,5"\n')).lines == [(2, ["2,5"])]

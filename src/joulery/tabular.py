@@ -1,4 +1,4 @@
-"""The one reader of CSV files: quoted headers, encodings, and one wording of errors.
+"""The one reader of CSV files: quoted headers, encodings, what spreadsheets write, and one wording of errors.
 
 Every layer may import it, except the pure ones (``domain``, ``perf``, ``accounting``, ``policies``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,18 @@ from typing import Literal
 from joulery.domain.errors import DataError
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_OTHER_FILES = (
+    (b"PK\x03\x04", "a workbook or an archive", "in a spreadsheet: save it as CSV UTF-8"),
+    (b"\xd0\xcf\x11\xe0", "a workbook", "in a spreadsheet: save it as CSV UTF-8"),
+    (b"\x1f\x8b", "compressed", "gunzip it first"),
+    (b"PAR1", "Parquet", "this input is read from CSV alone"),
+)
+"""Beginnings of files that are taken for CSV, what they are, and what to do."""
+_SEPARATOR_LINE = re.compile(r"\s*sep=(.)\s*", re.IGNORECASE)
+"""The line before the header by which a spreadsheet names its separator."""
+_NUMBER = re.compile(r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*")
+_THOUSANDS = re.compile(r"\s*[-+]?[1-9]\d{0,2},\d{3}\s*")
+_NO_NUMBER = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +38,8 @@ class CsvTable:
     Attributes:
         file: The file.
         header: Names of its columns, stripped.
-        lines: Line number (1-based, the last one of a cell with line breaks) and cells of each row; an empty line has
-            no cells, a row may be shorter or longer than the header.
+        lines: Line number (1-based, the last one of a cell with line breaks) and cells of each row; an empty line, or
+            one of empty cells, has none; a row may be shorter or longer than the header.
     """
 
     file: Path
@@ -42,12 +55,16 @@ class CsvTable:
         require_columns(columns, self.header, self.file)
 
 
-def read_csv(file: Path, *, separators: str = ",", lenient: bool = False) -> CsvTable:
+def read_csv(file: Path, *, separators: str = ",;\t", lenient: bool = False) -> CsvTable:
     """Read a CSV file: UTF-8 or UTF-16, with or without a byte order mark, its first row the names of the columns.
+
+    As spreadsheets write it: where no comma separates, a column of numbers with decimal commas gets decimal points,
+    unless all of its commas may stand between thousands; columns without a name or a cell at the end are left out.
 
     Args:
         file: The file.
-        separators: Separators to choose from; the most frequent one of the header counts. With ``|`` nothing is quoted.
+        separators: Separators to choose from; the most frequent one of the header counts, unless a line ``sep=;``
+            stands above it. With ``|`` nothing is quoted.
         lenient: Read undecodable bytes and unbalanced quotes as they are instead of refusing them.
 
     Raises:
@@ -55,16 +72,49 @@ def read_csv(file: Path, *, separators: str = ",", lenient: bool = False) -> Csv
     """
     text = _text(file, lenient=lenient)
     first = text.partition("\n")[0]
-    separator = max(separators, key=first.count)
+    named = None if lenient else _SEPARATOR_LINE.fullmatch(first)
+    separator = named[1] if named else max(separators, key=first.count)
     quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == "|" else csv.QUOTE_MINIMAL
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting, strict=not lenient)
     try:
+        if named:
+            next(reader, None)
         header = tuple(name.strip() for name in next(reader, []))
         lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise DataError(f"not CSV: {error}", file=str(file), row=reader.line_num) from None
+    if not lenient:
+        header, lines = _without_empty_cells(header, lines)
+        if separator != ",":
+            _point_decimals(header, lines)
     require_unique(header, file)
     return CsvTable(file, header, lines)
+
+
+def _without_empty_cells(
+    header: tuple[str, ...], lines: list[tuple[int, list[str]]]
+) -> tuple[tuple[str, ...], list[tuple[int, list[str]]]]:
+    """The table without the empty rows and nameless last columns that a spreadsheet leaves."""
+    wide = len(header)
+    while wide and not header[wide - 1]:
+        wide -= 1
+    kept = []
+    for number, cells in lines:
+        last = max((at for at, cell in enumerate(cells, start=1) if cell.strip()), default=0)
+        kept.append((number, cells[: max(wide, last)] if last else []))
+    return header[:wide], kept
+
+
+def _point_decimals(header: tuple[str, ...], lines: list[tuple[int, list[str]]]) -> None:
+    """Give columns of numbers with decimal commas decimal points, in place."""
+    for column in range(len(header)):
+        rows = [cells for _, cells in lines if column < len(cells)]
+        written = [row[column] for row in rows if row[column].strip().lower() not in _NO_NUMBER]
+        if all(map(_NUMBER.fullmatch, written)) and any(
+            "," in cell and not _THOUSANDS.fullmatch(cell) for cell in written
+        ):
+            for row in rows:
+                row[column] = row[column].replace(",", ".")
 
 
 def csv_header(file: Path) -> tuple[str, ...]:
@@ -112,6 +162,9 @@ def _text(file: Path, *, lenient: bool) -> str:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file), hint="check the path") from None
+    for beginning, kind, hint in _OTHER_FILES:
+        if content.startswith(beginning):
+            raise DataError(f"is {kind}, not CSV", file=str(file), hint=hint)
     encoding = "utf-16" if content.startswith(_UTF16) else "utf-8-sig"
     try:
         return content.decode(encoding, "replace" if lenient else "strict")

@@ -159,3 +159,11 @@ def test_busy_times_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=says):
         BusyTimes(edges, app, total)
+
+
+def test_no_joules_are_known_as_well_as_they_were_looked_for() -> None:
+    """A row of 0 J in a run that nothing measured is not measured."""
+    replayed = power([0, 1, 2], [10, 20, 4], quality=Quality.ASSUMED)
+    assumed = charge_readings([replayed], {}, 0.0, 3.0, idle=IdleRule.WHOLE, exclusive=["cpu:0"])
+    assert (assumed.run.idle_j, assumed.run.unattributed_j) == (0.0, 0.0)
+    assert assumed.run.idle_quality is Quality.ASSUMED

@@ -181,6 +181,14 @@ def test_carbon_credentials_are_looked_for_and_never_shown(tmp_path: Path, monke
     assert not any("s3cret" in check.detail + check.grant for check in found.values())
 
 
+def test_a_cache_that_cannot_be_written_is_not_called_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOULERY_CACHE", str(tmp_path / "joulery"))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != tmp_path)
+    cache = by_name(*carbon({}))["cache"]
+    assert (cache.status, cache.grant) == (Status.DENIED, "export JOULERY_CACHE=FOLDER")
+    assert cache.detail.startswith(f"{tmp_path} may not be written to")
+
+
 def test_the_whole_examination_of_this_machine() -> None:
     checks = doctor.examine()
     assert len({check.name for check in checks}) == len(checks)

@@ -125,7 +125,11 @@ def test_a_run_pays_for_its_own_time_and_not_for_others(tmp_path: Path) -> None:
         (("no-such-command",), 127, "joulery: no-such-command: command not found"),
         (("./no-such-file",), 127, "joulery: ./no-such-file: no such file or directory"),
         (("/",), 126, "joulery: /: is a directory"),
-        (("./data",), 126, "joulery: ./data: permission denied"),
+        (
+            ("./data",),
+            126,
+            "joulery: ./data: permission denied\n  name its interpreter, such as python3 ./data, or chmod +x it",
+        ),
         (("./bad-interpreter",), 127, "joulery: ./bad-interpreter: No such file or directory"),
     ],
 )
@@ -136,7 +140,7 @@ def test_the_exit_code_is_the_commands(tmp_path: Path, command: tuple[str, ...],
     done = measure(tmp_path, "--", *command)
     assert done.returncode == code
     if says:
-        assert done.stderr.splitlines() == [says]
+        assert done.stderr == says + "\n"
     if code in (126, 127):
         assert not any((tmp_path / "runs").glob("*"))
 

@@ -323,6 +323,7 @@ def build_footprint(
     total_j = np.sum([energy_j for _, energy_j in entries], axis=0) if entries else np.zeros(len(bins.g_per_kwh))
     carbon_g, covered_j = bins.grams(total_j)
     rest = [channel.quality for channel, energy_j in (*idle, *unattributed) if float(np.sum(energy_j)) > 0]
+    seen = [channel.quality for channel, _ in entries]  # no joules are known as well as they were looked for
     return Footprint(
         parts=merge_parts(tuple(_part(channel, energy_j, bins, pue) for channel, energy_j in parts)),
         idle_j=sum(float(np.sum(energy_j)) for _, energy_j in idle),
@@ -335,7 +336,7 @@ def build_footprint(
         end_s=t1_s,
         duration_s=float(bins.edges_ns[-1] - bins.edges_ns[0]) / NS_PER_S if duration_s is None else duration_s,
         covered_s=covered_s,
-        idle_quality=weakest(rest),
+        idle_quality=weakest(rest or seen),
         signal=bins.carbon.signal if bins.carbon is not None else None,
         scope=bins.carbon.scope if bins.carbon is not None else None,
         carbon_quality=bins.quality(total_j),

@@ -297,7 +297,12 @@ def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
     folder = cache_folder() / "carbon"
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files)
-    yield Check("carbon", "cache", Status.OK, f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    if os.access(there, os.W_OK):
+        yield Check("carbon", "cache", Status.OK, f"{folder}: {len(files)} files, {size / 1e6:.1f} MB")
+    else:
+        detail = f"{there} may not be written to, so services are asked every time and built-in models cannot be kept"
+        yield Check("carbon", "cache", Status.DENIED, detail, "export JOULERY_CACHE=FOLDER")
 
 
 def slurm(run: Runner | None = None) -> Iterable[Check]:

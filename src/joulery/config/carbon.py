@@ -248,11 +248,20 @@ def carbon_from_flags(
     return None
 
 
+_INTENDED_INTENSITY = re.compile(r"[-+]?\d+([.,]\d+)?(\s*[A-Za-z][^.]*)?")
+"""A number, alone or with a unit; a file name that begins with a number has a full stop behind it."""
+
+
 def _from_file(file: str, given: dict[str, str]) -> CarbonConfig:
     try:
         stated = parse_quantity(file, INTENSITY)
-    except PydanticCustomError:
+    except PydanticCustomError as error:
         if not Path(file).is_file():
+            if _INTENDED_INTENSITY.fullmatch(file):
+                said = error.context or {}
+                raise ConfigError(
+                    f"--carbon {said['message']}", got=file, expected=said["expected"], hint=said["hint"]
+                ) from None
             raise ConfigError("--carbon no such file", got=file, hint="check the path") from None
         return _validated({"kind": "file", "path": Path(file), **given})
     return _validated({"kind": "constant", "intensity": stated, **given})
@@ -281,5 +290,6 @@ def _validated(values: dict[str, object]) -> CarbonConfig:
         first = error.errors(include_url=False)[0]
         key, context = str(first["loc"][1]), first.get("ctx", {})
         flag = "--carbon" if key in {"path", "intensity"} else f"--{key}"
-        message = "does not apply to this source" if first["type"] == "extra_forbidden" else first["msg"]
+        messages = {"extra_forbidden": "does not apply to this source", "literal_error": "is unknown to this source"}
+        message = messages.get(first["type"], first["msg"])
         raise ConfigError(f"{flag} {message}", got=str(first["input"]), expected=context.get("expected")) from None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -76,8 +77,42 @@ def write_named(path: Path, content: str | bytes) -> None:
     write_atomically(target, lambda file: file.write(data))
 
 
-def read_json(path: Path) -> Any:
+def json_bytes(document: Any, option: int = 0) -> bytes:
+    """A document as JSON; bytes of a name that are no text stand in it as ``\\udcff``, and stay readable.
+
+    Args:
+        document: What orjson takes.
+        option: Its options.
+    """
+    import orjson
+
+    try:
+        return orjson.dumps(document, option=option)
+    except TypeError:
+        return orjson.dumps(_readable(document), option=option)
+
+
+def readable(name: str) -> str:
+    """A name, or an argument, as text that every file can hold: bytes that are no text as ``\\udcff``."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _readable(document: Any) -> Any:
+    if isinstance(document, str):
+        return readable(document)
+    if isinstance(document, Mapping):
+        return {_readable(key): _readable(value) for key, value in document.items()}
+    if isinstance(document, list | tuple):
+        return [_readable(value) for value in document]
+    return document
+
+
+def read_json(path: Path, *, bytes_too: bool = False) -> Any:
     """What a JSON file holds.
+
+    Args:
+        path: The file.
+        bytes_too: Take ``\\udcff`` for a byte that is no text, as :mod:`json` writes it for an argument that holds one.
 
     Raises:
         FileNotFoundError: There is none; what that means, the caller knows.
@@ -86,12 +121,13 @@ def read_json(path: Path) -> Any:
     import orjson  # here, for the sampler needs the rest of this module and starts with every run
 
     try:
-        return orjson.loads(path.read_bytes())
+        content = path.read_bytes()
+        return json.loads(content) if bytes_too and b"\\udc" in content else orjson.loads(content)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(path) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", file=str(path)) from error
-    except orjson.JSONDecodeError as error:
+    except json.JSONDecodeError as error:  # orjson's is one of them
         raise DataError(f"not JSON: {error}", file=str(path), row=error.lineno) from error
 
 

@@ -91,7 +91,7 @@ class JobBook:
         """
         file = self.folder(job) / f"{fact}.json"
         try:
-            document = read_json(file)
+            document = read_json(file, bytes_too=True)
         except FileNotFoundError:
             return None
         if not isinstance(document, dict):
@@ -104,7 +104,10 @@ class JobBook:
         Raises:
             CapabilityError: The disk refuses.
         """
-        text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        try:
+            text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        except TypeError:  # a command or an environment that is not UTF-8
+            text = json.dumps(document, indent=2).encode() + b"\n"
         write_atomically(self.folder(job) / f"{fact}.json", lambda file: file.write(text))
 
     def remove(self, job: int, fact: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from joulery.store.files import disk_errors, write_atomically
+from joulery.store.files import disk_errors, json_bytes, write_atomically
 
 
 class Journal:
@@ -70,7 +70,7 @@ class Journal:
 
     def replace(self, entries: list[dict[str, Any]]) -> None:
         """Replace the whole journal by these objects, atomically."""
-        text = b"".join(orjson.dumps(entry, option=orjson.OPT_NON_STR_KEYS) + b"\n" for entry in entries)
+        text = b"".join(json_bytes(entry, orjson.OPT_NON_STR_KEYS) + b"\n" for entry in entries)
         write_atomically(self.path, lambda file: file.write(text))
         with disk_errors(self.path):
             os.close(self._fd)
@@ -103,7 +103,7 @@ def read_back(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(kind: str, fields: Mapping[str, Any]) -> bytes:
-    return orjson.dumps({"kind": kind, **fields}, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+    return json_bytes({"kind": kind, **fields}, orjson.OPT_NON_STR_KEYS) + b"\n"
 
 
 def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from joulery.domain.errors import CapabilityError, DataError
 from joulery.domain.gpu.device import Lease, Owner, lease_as_dict, lease_from_dict
 from joulery.store.files import disk_errors, write_atomically
+from joulery.user import state_home
 
 MACHINE_FOLDER = Path("/var/lib/joulery")
 """Where root's processes keep their state: outside every home, so that containers can share it with the host."""
@@ -80,7 +81,7 @@ def state_folder() -> Path:
         return Path(named)
     if os.geteuid() == 0:
         return MACHINE_FOLDER
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "joulery"
+    return state_home() / "joulery"
 
 
 class LeaseBook:

@@ -16,6 +16,7 @@ from typing import Any
 from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.energy.footprint import Row
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.format import moment
 from joulery.domain.quality import Quality, weakest
 from joulery.store.database import Database, DatabaseKind
 
@@ -169,7 +170,11 @@ class Ledger(Database):
             ConfigError: It is not positive, or ends before it starts.
         """
         if not (budget.carbon_g > 0 and budget.end_s > budget.start_s):
-            raise ConfigError("a budget needs grams above 0 and an end after its start", got=str(budget))
+            start, end = (moment(t_s) for t_s in (budget.start_s, budget.end_s))
+            raise ConfigError(
+                "a budget needs grams above 0 and an end after its start",
+                got=f"{budget.carbon_g:g} g from {start} to {end}",
+            )
         with self.transaction() as execute:
             execute("INSERT OR REPLACE INTO budgets VALUES (?, ?, ?, ?)", astuple(budget))
 

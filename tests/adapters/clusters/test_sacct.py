@@ -151,6 +151,15 @@ def test_gpus_are_counted_once(tmp_path: Path, tres: str, gpus: int) -> None:
     assert log(tmp_path, row).jobs[0].gpus == gpus
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_what_a_spreadsheet_saved_is_read(tmp_path: Path, separator: str) -> None:
+    file = tmp_path / "jobs.csv"
+    lines = ["JobID|JobName|Start|ElapsedRaw|AllocTRES", '7_3|a|2026-10-01T01:00:00|60|"cpu=1,gres/gpu=2"']
+    file.write_text("\ufeff" + "".join(line.replace("|", separator) + "\r\n" for line in lines))
+    (job,) = read_sacct(file, UTC).jobs
+    assert (job.id, job.name, job.gpus) == ("7_3", "a", 2)
+
+
 def test_commas_a_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text(

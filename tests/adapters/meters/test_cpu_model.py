@@ -1,3 +1,4 @@
+import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_a_channel_says_that_it_is_a_model(meter: CpuModelMeter) -> None:
     assert "modelled, not measured" in note
     assert "± 50 %" in note
     assert meter.notes() == ()
+
+
+def test_a_note_about_an_unknown_processor_has_the_word_of_its_figures(tmp_path: Path, clock: Clock) -> None:
+    machine = Machine(tmp_path, [0])
+    machine.busy([0])
+    with contextlib.closing(CpuModelMeter(open_cpu_times(machine.proc, machine.sys), DEFAULT, clock=clock)) as meter:
+        (note,) = meter.notes()
+        assert note.startswith(f"CPU power is {meter.channels[0].quality}, not measured: 1.14 W idle")
+        assert meter.channels[0].quality is Quality.ASSUMED
 
 
 @given(seconds=st.floats(0.01, 1e5), ratio=st.floats(0, 1))

@@ -111,6 +111,8 @@ def test_any_text_is_a_finite_number_or_a_problem(text, dimension):
         ("9e307 TiB", BYTES, "must be a finite number"),
         ("1e99999 s", TIME, "must be a finite number"),
         ("1 2 s", TIME, "unknown unit '2 s'"),
+        ("250,5 g/kWh", INTENSITY, "has a comma in its number"),
+        ("1,500 W", POWER, "has a comma in its number"),
     ],
 )
 def test_what_is_wrong_is_said(text, dimension, message):
@@ -145,6 +147,7 @@ def test_percent_is_offered_where_a_share_above_one_was_written():
         ("80 MS", TIME, "did you mean 80 ms?"),
         ("250 g/kwh", INTENSITY, "did you mean 250 g/kWh?"),
         ("40 rps", RATE, "units: /s, /min, /h"),
+        ("250 g/MJ", INTENSITY, "units: g/kWh, kg/kWh, kg/MWh, t/MWh"),
     ],
 )
 def test_the_hint_says_how_to_write_it(text, dimension, hint):

@@ -59,6 +59,7 @@ def test_addition_is_associative_and_conserves(a: Footprint, b: Footprint, c: Fo
     assert [part.key for part in left.parts] == [part.key for part in right.parts]
     assert left.end_s == max(a.end_s, b.end_s, c.end_s)
     assert left.quality == right.quality
+    assert left.idle_quality == right.idle_quality
 
 
 def test_the_total_is_only_as_good_as_its_weakest_part() -> None:
@@ -112,3 +113,10 @@ def test_a_footprint_reads_well_in_a_terminal_and_a_notebook() -> None:
     assert (footprint.energy_kwh, footprint.cost(0.5)) == (pytest.approx(1e-3), pytest.approx(0.6e-3))
     assert "50.0 % of the time covered" in str(Footprint((part,), duration_s=90.0, covered_s=45.0))
     assert "no carbon source" in str(Footprint())
+
+
+def test_idle_joules_are_as_good_as_those_that_have_some() -> None:
+    none = Footprint(idle_quality=Quality.ASSUMED)
+    some = Footprint(idle_j=2.0)
+    assert (none + some).idle_quality is (some + none).idle_quality is Quality.MEASURED
+    assert (none + Footprint()).idle_quality is (Footprint() + none).idle_quality is Quality.ASSUMED

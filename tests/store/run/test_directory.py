@@ -55,6 +55,17 @@ def test_a_failed_block_is_marked(tmp_path: Path) -> None:
     assert open_run(tmp_path).manifest["state"] == "failed"
 
 
+def test_a_full_disk_hides_no_error_that_came_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise CapabilityError("cannot write manifest.json: No space left on device")
+
+    with pytest.raises(CapabilityError, match="the journal"), create_run(tmp_path / "failed", kind="measure") as run:
+        monkeypatch.setattr(run, "describe", refuse)
+        raise CapabilityError("cannot write the journal")
+    with pytest.raises(CapabilityError, match="manifest"), create_run(tmp_path / "ended", kind="measure") as run:
+        monkeypatch.setattr(run, "describe", refuse)
+
+
 def test_an_open_run_is_readable_and_says_it_is_not_closed(tmp_path: Path) -> None:
     writer = create_run(tmp_path, kind="up")
     writer.log("note")

@@ -52,6 +52,11 @@ def test_a_bad_file(measured, rows: list[str], says: str) -> None:
     ("flags", "says"),
     [
         (["--carbon", "absent.csv"], "joulery: --carbon no such file (got absent.csv)"),
+        (["--carbon", "2023.csv"], "joulery: --carbon no such file (got 2023.csv)"),
+        (["--carbon", "250"], "joulery: --carbon a carbon intensity needs a unit (got 250, expected"),
+        (["--carbon", "250 g/MJ"], "joulery: --carbon unknown unit 'g/MJ' (got 250 g/MJ, expected"),
+        (["--carbon", "250,5 g/kWh"], "joulery: --carbon has a comma in its number (got 250,5 g/kWh, expected"),
+        (["--zone", "typical:XX"], "joulery: --zone is unknown to this source (got XX, expected 'GB', 'FR' or 'DE')"),
         (["--carbon", "grid.csv", "--column", "x"], "no column x; there are timestamp_utc, ci_direct"),
         (["--carbon", "grid.csv", "--scope", "lifecycle"], "which column holds the lifecycle intensity"),
         (["--carbon", "grid.csv", "--timezone", "Mars/Olympus"], "unknown time zone (got Mars/Olympus"),

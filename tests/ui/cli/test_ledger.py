@@ -76,3 +76,11 @@ def test_half_a_budget_is_reported(ledger):
 def test_invalid_budgets_are_refused(ledger, amount, message):
     said = ledger("budget", "--from", "2026-01-01", "--to", "2027-01-01", "--", "nlp", amount, code=2)
     assert message in said.err
+
+
+def test_a_budget_that_ends_before_it_starts_is_refused_in_plain_words(ledger):
+    said = ledger("budget", "nlp", "5 kg", "--from", "2026-12-01", "--to", "2026-11-01", code=2).err
+    assert said == (
+        "joulery: a budget needs grams above 0 and an end after its start "
+        "(got 5000 g from 2026-12-01 00:00:00 UTC to 2026-11-01 00:00:00 UTC)\n"
+    )

@@ -1,8 +1,10 @@
 import os
+from pathlib import Path
 
 import pytest
 
 from joulery.domain.errors import CapabilityError
+from joulery.ui.cli import main
 from joulery.ui.cli.measure import ExitCodeFirst
 
 
@@ -51,3 +53,22 @@ def test_a_reader_that_went_away_is_no_traceback(capfd: pytest.CaptureFixture[st
         os.close(kept)
     assert guard.exit_code == 8
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train.py", "command not found\n  a file of this folder is run as python3 train.py\n"),
+        ("run me", "command not found\n  a file of this folder is run as ./'run me'\n"),
+        ("sh -c 'exit 3'", "command not found\n  it is one word: leave the quotes out, or measure sh -c "),
+        ("no-such-program --flag", "command not found\n"),
+    ],
+)
+def test_a_command_that_does_not_exist_says_what_was_probably_meant(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "run me"):
+        (tmp_path / name).touch()
+    assert main(["measure", "--", command]) == 127
+    assert capsys.readouterr().err.startswith(f"joulery: {command}: {said}")

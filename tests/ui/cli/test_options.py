@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import click
@@ -129,3 +130,24 @@ def test_flags_that_contradict_one_another_are_an_error(flags):
 def test_format_html_is_the_old_name_of_html():
     with pytest.warns(RenamedWarning, match="--html"):
         assert chosen_format("html", as_json=False, html=None, out=Path("o")) == ("html", Path("o"))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "says"),
+    [
+        (["report", "--json"], "usage", "Missing argument"),
+        (["repotr", "--json"], "usage", "Did you mean 'report'?"),
+        (["when", "--json", "--nonsense"], "usage", "No such option"),
+        (["measure", "--json", "--", "no-such-command"], "capability", "no-such-command: command not found"),
+    ],
+)
+def test_every_error_is_one_json_object_where_json_is_asked_for(capsys, words, kind, says):
+    assert main(words) in (2, 127)
+    out, err = capsys.readouterr()
+    error = json.loads(err)["error"]
+    assert out == "" and error["kind"] == kind and says in error["message"]
+
+
+def test_json_behind_two_dashes_is_the_other_programs(capsys):
+    assert main(["measure", "--pue", "0.3", "--", "prog", "--json"]) == 2
+    assert capsys.readouterr().err.startswith("joulery: ")

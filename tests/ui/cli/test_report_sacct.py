@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import time
 from pathlib import Path
 
@@ -52,6 +53,29 @@ def test_joules_and_grams_by_owner(jobs: Path, capsys: pytest.CaptureFixture[str
     assert code == 0
     for words in ("partition", "big", "0.75 kWh", "0.30 kg", "modelled: elapsed time x 250 W a GPU", "left out: 1 x"):
         assert words in out
+
+
+def test_the_jobs_may_come_through_a_pipe(
+    jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sacct … | joulery report --from-sacct -"""
+    flags = ("--gpu-power", "250 W", "--sacct-timezone", "UTC", "--format", "csv")
+    _, expected, _ = run(capsys, "--from-sacct", str(jobs), *flags)
+    kept = os.dup(0)
+    try:
+        os.dup2(os.open(jobs, os.O_RDONLY), 0)
+        assert run(capsys, "--from-sacct", "-", *flags) == (0, expected, "")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def test_little_is_not_shown_as_nothing(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs.write_text(jobs.read_text().replace("|3600|", "|36|"))
+    flags = ("--gpu-power", "250 W", "--carbon", "200 g/kWh", "--sacct-timezone", "UTC")
+    _, out, _ = run(capsys, "--from-sacct", str(jobs), *flags, "--by", "partition")
+    assert "0.0075 kWh" in out and "0.0015 kg" in out
+    assert "0.00 k" not in out
 
 
 def test_without_an_intensity_there_are_no_grams(jobs: Path, capsys: pytest.CaptureFixture[str]) -> None:

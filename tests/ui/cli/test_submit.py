@@ -1,6 +1,7 @@
 """``joulery submit --by``: when a job is needed, and what is refused."""
 
 import json
+import os
 import time
 from datetime import datetime
 from pathlib import Path
@@ -41,4 +42,29 @@ def test_a_time_that_is_over_or_none_is_refused(
     flag: str, text: str, site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", flag, text, "--", "true"]) == 2
-    assert flag in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert flag in said
+    assert flag != "--by" or "over" in said or "expected a moment such as 2026-11-27T18:00, or a time from now" in said
+
+
+def test_a_command_and_an_environment_that_are_no_text_are_kept_byte_by_byte(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = os.fsdecode(b"x\xff")
+    monkeypatch.setenv("DATA", raw)
+    assert main(["submit", "--name", raw, "--owner", raw, "--", "cat", raw]) == 0
+    job = JobBook(site / "joulery-jobs").read(1, "job")
+    assert job is not None
+    assert (job["command"], job["environment"]["DATA"]) == (["cat", raw], raw)
+    assert job["name"] == job["owner"] == "x\\udcff"
+    assert main(["jobs"]) == 0
+    assert "x\\udcff" in capsys.readouterr().out
+
+
+def test_a_user_without_a_name_owns_jobs_by_number(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert main(["submit", "--", "true"]) == 0
+    job = JobBook(site / "joulery-jobs").read(1, "job")
+    assert job is not None and job["owner"] == str(os.getuid())

@@ -357,6 +357,8 @@ def test_the_load_is_one_phrase_while_nothing_is_lost() -> None:
 
 def test_decision_values_in_a_line():
     assert value_text({"a": 0.123456, "b": [1, "x"]}) == "a 0.1235, b 1, x"
+    steps = [{"rate_rps": 91.8, "weights": {}}, {"rate_rps": 118.1, "weights": {"lite1": 1}}]
+    assert value_text(steps) == "(rate_rps 91.8, weights none), (rate_rps 118.1, weights lite1 1)"
 
 
 def test_views_are_frozen(tmp_path):

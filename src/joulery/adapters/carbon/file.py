@@ -62,7 +62,7 @@ def read_table(path: Path) -> Table:
 
 
 def _csv(path: Path) -> Table:
-    table = read_csv(path, separators=",;\t")
+    table = read_csv(path)
     rows = [(number, cells) for number, cells in table.lines if cells]
     for number, cells in rows:
         if len(cells) != len(table.header):
@@ -255,7 +255,7 @@ def _time_column(file: str, table: Table, wanted: str) -> str:
         f"no column of time stamps among {', '.join(table.columns)}",
         file=file,
         row=1,
-        hint=f"call it {TIME_COLUMNS[0]}, or name it (time_column)",
+        hint=f"call it {TIME_COLUMNS[0]}, or name it in a site file (carbon.time_column)",
     )
 
 

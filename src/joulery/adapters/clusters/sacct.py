@@ -115,7 +115,7 @@ def _with_steps(job: PastJob, steps: Sequence[tuple[float, float]]) -> PastJob:
 def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
     """Rows by lower-case column name; None for one with more fields than there are columns."""
     # sacct quotes nothing: a " in a job's name is a character like any other, but in a CSV made by something else.
-    table = read_csv(path, separators="|,", lenient=True)
+    table = read_csv(path, separators="|,;\t", lenient=True)
     if not table.header:
         raise DataError("the file is empty", file=str(path), hint=COMMAND)
     header = [name.lower() for name in table.header]

@@ -9,7 +9,6 @@ operator).
 
 from __future__ import annotations
 
-import getpass
 import math
 import re
 import shutil
@@ -61,6 +60,7 @@ from joulery.domain.cluster import (
     Start,
 )
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
+from joulery.user import user_name
 
 _RANK_STEP = 1000
 _RANKED_ALONE = 16
@@ -328,7 +328,7 @@ class SlurmBackend:
         return sorted(found, key=lambda record: record.het_offset)
 
     def _user(self) -> str:
-        return self._scope.user or getpass.getuser()
+        return self._scope.user or user_name()
 
     def _records(self, job: int | None = None) -> tuple[SlurmRecord, ...]:
         """Every job, or one; by text where JSON is not offered."""

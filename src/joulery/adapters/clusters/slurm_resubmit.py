@@ -7,7 +7,6 @@ another; ``JOULERY_JOB`` in its environment is the first one, by which it finds 
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from joulery.adapters.clusters.slurm_commands import Runner, command
 from joulery.adapters.clusters.slurm_records import SlurmRecord, owner_words
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
+from joulery.user import account_name
 
 _PLACE = re.compile(r"\s*\bjoulery:(?:(?:after|family)=\d+|held\b)")
 
@@ -82,7 +82,7 @@ def _as_owner(user: str) -> tuple[str, ...]:
     Raises:
         ActuationError: It belongs to another user, and only root may submit for others.
     """
-    if user == pwd.getpwuid(os.geteuid()).pw_name:
+    if user == account_name(os.geteuid()):
         return ()
     if os.geteuid() != 0:
         raise ActuationError(f"only root can submit for {user}", hint="run the daemon as root, or set resubmit: false")

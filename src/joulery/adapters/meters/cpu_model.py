@@ -66,7 +66,7 @@ _TABLE = (
     _Row(_AMD, 25, (1,), CpuPower("EPYC 3rd Gen", 0.456, 1.957)),
     _Row(_AMD, 25, (17, 160), CpuPower("EPYC 4th Gen", 0.739, 2.282)),
 )
-DEFAULT = CpuPower("an unknown processor (the highest row since 2017, Coffee Lake)", 1.138, 5.422, Quality.ASSUMED)
+DEFAULT = CpuPower("an unknown processor, taken for Coffee Lake, the highest since 2017", 1.138, 5.422, Quality.ASSUMED)
 """For processors the table does not know: errs upward."""
 
 
@@ -120,8 +120,8 @@ class CpuModelMeter:
             for socket, cpus, idle_w in zip(times.sockets, times.cpus, self._idle_w, strict=True)
         )
         self._notes = [
-            f"CPU power is modelled, not measured: {power.idle_w:.3g} W idle to {power.max_w:.3g} W busy a logical CPU "
-            f"({power.name}), ± {100 * band_ratio:.0f} %"
+            f"CPU power is {power.quality}, not measured: {power.idle_w:.3g} W idle to {power.max_w:.3g} W busy "
+            f"a logical CPU ({power.name}), ± {100 * band_ratio:.0f} %"
         ]
 
     @property

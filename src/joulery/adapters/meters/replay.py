@@ -94,12 +94,12 @@ def open_replay(file: Path) -> ReplayMeter:
         raise DataError("not a text file", file=str(file), hint="a recording is CSV or Parquet") from error
 
 
-def _csv_rows(file: Path) -> Iterable[Mapping[str, Any]]:
+def _csv_rows(file: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     table = read_csv(file)
-    return (dict(zip(table.header, cells, strict=False)) for _, cells in table.lines if cells)
+    return ((line, dict(zip(table.header, cells, strict=False))) for line, cells in table.lines if cells)
 
 
-def _parquet_rows(file: Path) -> Iterable[Mapping[str, Any]]:
+def _parquet_rows(file: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,12 +107,12 @@ def _parquet_rows(file: Path) -> Iterable[Mapping[str, Any]]:
         table = pq.read_table(file)
     except pa.ArrowInvalid as error:
         raise DataError(f"not a Parquet file: {error}", file=str(file)) from error
-    yield from table.to_pylist()
+    yield from enumerate(table.to_pylist(), start=2)
 
 
-def _recordings(file: Path, rows: Iterable[Mapping[str, Any]]) -> tuple[ReplayedChannel, ...]:
+def _recordings(file: Path, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[ReplayedChannel, ...]:
     series: dict[tuple[str, str, ReadingKind], tuple[list[float], list[float]]] = {}
-    for number, row in enumerate(rows, start=2):
+    for number, row in rows:
         key, t_s, value = _reading(file, number, row)
         if math.isnan(value):
             continue
@@ -147,8 +147,9 @@ def _reading(file: Path, number: int, row: Mapping[str, Any]) -> tuple[tuple[str
         else:
             kind, value = ReadingKind.COUNTER, _number(row["energy_j"])
     except (KeyError, TypeError, ValueError) as error:
+        reason = f"{error} is neither a column nor a unit" if isinstance(error, KeyError) else error
         raise DataError(
-            f"not a reading: {type(error).__name__} {error}",
+            f"not a reading: {reason}",
             file=str(file),
             row=number,
             hint="a recording has the columns t_s or t_ns, power_w or energy_j, and perhaps device and component",

@@ -8,6 +8,7 @@ from pathlib import Path
 from joulery.accounting.rollup import IDLE, UNATTRIBUTED, hourly
 from joulery.app.runs.recorded import RunView
 from joulery.store.ledger import CarbonEntry, EnergyEntry, Ledger, RunEntry
+from joulery.user import state_home
 
 CHARGED = "charged"
 
@@ -17,8 +18,7 @@ def default_ledger() -> Path:
     named = os.environ.get("JOULERY_LEDGER")
     if named:
         return Path(named)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "joulery" / "ledger.db"
+    return state_home() / "joulery" / "ledger.db"
 
 
 def book(view: RunView, ledger: Ledger) -> None:

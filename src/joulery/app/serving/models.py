@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +95,7 @@ async def serve_models(
     cpu = Slice(SliceKind.CPU, cores=request.cores, share_ratio=request.share_ratio)
     piece = cpu if request.on is None else _gpu_slice(request.on)
     specs = [_replica(model, piece, request.threads) for model in request.models]
+    _each_once([f"{spec.service}/{spec.variant}" for spec in specs])
     target = [spec for spec in specs for _ in range(request.replicas)]
     async with _places(request.gpus, piece, say) as places:
         engine = engine_for(
@@ -157,3 +158,20 @@ def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
     if reference.kind is ModelKind.REMOTE:
         return ReplicaSpec(service, variant or service, Slice(SliceKind.WHOLE), reference)
     return ReplicaSpec(service, variant or service, slice_, reference, threads)
+
+
+def _each_once(names: Sequence[str]) -> None:
+    """Refuse two models of one name: requests would be answered by either.
+
+    Raises:
+        ConfigError: There are two.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        name = twice.partition("/")[0]
+        raise ConfigError(
+            "two models have the same name and variant",
+            pointer="--model",
+            got=twice,
+            hint=f"name each: --model {name}/small=MODEL --model {name}/large=MODEL; for more replicas: --replicas",
+        )

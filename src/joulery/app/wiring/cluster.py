@@ -185,6 +185,7 @@ def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
         raise ConfigError(
             f"{max(1, count)} slots of {slots.cores} cores need more than the {len(cores)} cores there are",
             pointer="jobs.slots",
+            hint=f"write a jobs.slots.count of at most {len(cores) // slots.cores}, or fewer jobs.slots.cores",
         )
     return tuple(Slot(cores=tuple(cores[at * slots.cores : (at + 1) * slots.cores])) for at in range(count))
 

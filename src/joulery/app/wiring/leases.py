@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from joulery.app.wiring.devices import cpufreq_spec, open_device, rapl_spec
@@ -16,6 +15,7 @@ from joulery.domain.ports import Device
 from joulery.runtime.leasing.leases import DURATION_S, LeaseHolder, renewed_leases
 from joulery.runtime.leasing.watchdog import Watchdog, guard, revert_lease
 from joulery.store.leases import MACHINE_FOLDER, LeaseBook, LeaseState, lease_state
+from joulery.user import home_folder
 
 _WATCHDOG = "joulery.app.wiring.lease_watchdog"
 
@@ -111,7 +111,7 @@ def _books(book: LeaseBook | None) -> tuple[LeaseBook, ...]:
     if book is not None:
         return (book,)
     mine = LeaseBook()
-    earlier = LeaseBook(Path.home() / ".local/state/joulery/leases")
+    earlier = LeaseBook(home_folder() / ".local/state/joulery/leases")
     return (mine, earlier) if mine.folder == MACHINE_FOLDER / "leases" and earlier.names() else (mine,)
 
 

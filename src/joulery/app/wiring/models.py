@@ -8,6 +8,7 @@ from pathlib import Path
 from joulery.adapters.models import efficientnet_lite
 from joulery.domain.errors import CapabilityError
 from joulery.store.files import disk_errors, write_atomically
+from joulery.user import cache_home
 
 
 def cache_folder() -> Path:
@@ -15,7 +16,7 @@ def cache_folder() -> Path:
     named = os.environ.get("JOULERY_CACHE")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulery"
+    return cache_home() / "joulery"
 
 
 def lite_file(name: str, cache: Path) -> Path:

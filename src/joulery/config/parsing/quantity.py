@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from joulery.config.parsing.problem import nearest, problem
+from joulery.config.parsing.problem import problem
 from joulery.domain.errors import ConfigError
 
 _NUMBER = re.compile(r"\s*([-+]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][-+]?(\d+))?)\s*(\S.*?)?\s*", re.ASCII)
@@ -133,11 +133,17 @@ def _wrong_unit(number: str, unit: str, dimension: Dimension) -> Exception:
         return problem(
             f"{dimension.noun} needs a unit", expected=str(dimension), hint=f"write {number} {dimension.unit}"
         )
+    if unit.startswith(","):
+        return problem(
+            "has a comma in its number",
+            expected=str(dimension),
+            hint="write a decimal point, and nothing between thousands",
+        )
     for other in DIMENSIONS:
         if unit in other.factors:
             return problem(f"is {other.noun}, not {dimension.noun}", expected=str(dimension))
     units = tuple(name for name in dimension.factors if name)
-    match = nearest(unit, units)
+    match = next((name for name in units if name.lower() == unit.lower()), None)
     hint = f"did you mean {number} {match}?" if match else f"units: {', '.join(units)}"
     return problem(f"unknown unit {unit!r}", expected=str(dimension), hint=hint)
 

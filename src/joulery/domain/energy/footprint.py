@@ -57,7 +57,7 @@ class Footprint:
         start_s, end_s: Hull of the windows, Unix seconds; NaN when empty.
         duration_s: Metered time asked for, summed over windows.
         covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
-        idle_quality: Quality of ``idle_j`` and ``unattributed_j``.
+        idle_quality: Quality of ``idle_j`` and ``unattributed_j``; where both are 0, that of the readings behind it.
         idle_band_j: Half-width of the uncertainty of ``idle_j + unattributed_j`` in joules; 0 when not stated.
         idle_g, unattributed_g: Grams of ``idle_j`` and ``unattributed_j``; NaN where they were not kept.
         signal, scope: What ``carbon_g`` counts; None while no grams are known.
@@ -124,6 +124,12 @@ class Footprint:
         """The weakest quality of anything in the total."""
         rest = (self.idle_quality,) if self.idle_j > 0 or self.unattributed_j > 0 else ()
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
+
+    def _rest_quality(self, other: Footprint) -> Quality:
+        """Quality of both idle and unattributed joules together; one that has none of them counts if neither has."""
+        both = (self, other)
+        having = [each for each in both if each.idle_j > 0 or each.unattributed_j > 0]
+        return weakest(each.idle_quality for each in having or both)
 
     @property
     def energy_kwh(self) -> float:
@@ -198,7 +204,7 @@ class Footprint:
             end_s=-_fmin(-self.end_s, -other.end_s),
             duration_s=self.duration_s + other.duration_s,
             covered_s=self.covered_s + other.covered_s,
-            idle_quality=weakest((self.idle_quality, other.idle_quality)),
+            idle_quality=self._rest_quality(other),
             signal=self.signal or other.signal,
             scope=self.scope or other.scope,
             carbon_quality=weakest((self.carbon_quality, other.carbon_quality)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -205,12 +206,23 @@ def _refusal(command: str) -> Measured | None:
     if shutil.which(command) is not None:
         return None
     if os.sep in command and Path(command).exists():
-        return Measured(
-            NOT_EXECUTABLE, f"{command}: {'is a directory' if Path(command).is_dir() else 'permission denied'}"
-        )
-    return Measured(
-        NOT_FOUND, f"{command}: {'no such file or directory' if os.sep in command else 'command not found'}"
-    )
+        if Path(command).is_dir():
+            return Measured(NOT_EXECUTABLE, f"{command}: is a directory")
+        hint = f"name its interpreter, such as python3 {shlex.quote(command)}, or chmod +x it"
+        return Measured(NOT_EXECUTABLE, f"{command}: permission denied\n  {hint}")
+    reason = "no such file or directory" if os.sep in command else "command not found"
+    return Measured(NOT_FOUND, f"{command}: {reason}{_meant(command)}")
+
+
+def _meant(command: str) -> str:
+    """A line that says what was probably meant by a command that does not exist; empty without a guess."""
+    program, _, rest = command.strip().partition(" ")
+    if rest and shutil.which(program) is not None:
+        return f"\n  it is one word: leave the quotes out, or measure sh -c {shlex.quote(command)}"
+    if command and Path(command).is_file():
+        runner = "python3 " if command.endswith(".py") else "./"
+        return f"\n  a file of this folder is run as {runner}{shlex.quote(command)}"
+    return ""
 
 
 def _run_directory(

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 
 from joulery import __version__
-from joulery.domain.errors import ConfigError, DataError
-from joulery.store.files import disk_errors, read_json, write_atomically
+from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.store.files import disk_errors, json_bytes, read_json, write_atomically
 from joulery.store.run.samples import SAMPLES as SAMPLES
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class RunWriter:
             t_s: Unix seconds; now, unless given.
             fields: Anything JSON-ready, numpy included; NaN becomes null.
         """
-        line = orjson.dumps({"t_s": time.time() if t_s is None else t_s, "kind": kind, **fields}, option=_OPTIONS)
+        line = json_bytes({"t_s": time.time() if t_s is None else t_s, "kind": kind, **fields}, _OPTIONS)
         with disk_errors(self.path / "log.jsonl"):
             _append(self._log_fd, line + b"\n")
 
@@ -167,10 +167,14 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("closed" if error is None else "failed")
+        if error is None:
+            self.close("closed")
+            return
+        with suppress(CapabilityError):  # what ended the run is said, not that its end cannot be written
+            self.close("failed")
 
     def _write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        text = orjson.dumps(value, option=_OPTIONS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        text = json_bytes(value, _OPTIONS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         write_atomically(self.path / name, lambda file: file.write(text))
 
 

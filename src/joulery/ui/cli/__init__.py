@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import json
-import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 import click
 
 from joulery import __version__
-from joulery.domain.errors import JouleryError
+from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.domain.renames import RenamedWarning
 from joulery.extras import missing_extra
+from joulery.ui.cli.streams import OutputError, discard, lost_if_refused, standard_streams
 from joulery.ui.cli.verbs import JOURNEYS, VERBS
 
 
@@ -71,7 +73,7 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with warnings.catch_warnings():
+    with standard_streams(), warnings.catch_warnings():
         _print_renamed_names()
         return _run(arguments)
 
@@ -89,19 +91,52 @@ def _run(arguments: list[str]) -> int:
             raise
         return _refuse(missing, arguments)
     except click.ClickException as error:
-        error.show()
+        with lost_if_refused():
+            if _as_json(arguments):
+                _print_usage_error(error)
+            else:
+                error.show()
         return 2
     except click.Abort:
-        click.echo("interrupted", err=True)
+        with lost_if_refused():
+            click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return 141
+    except FileNotFoundError:
+        if not _current_folder_is_gone():
+            raise
+        return _refuse(CapabilityError("the current folder is gone", hint="cd to one that is there"), arguments)
+    except OutputError as error:
+        discard(sys.stdout)
+        return _refuse(error.as_error(), arguments)
+
+
+def _current_folder_is_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _refuse(error: JouleryError, arguments: Sequence[str]) -> int:
-    report_error(error, as_json="--json" in arguments)
+    with lost_if_refused():
+        report_error(error, as_json=_as_json(arguments))
     return error.exit_code
+
+
+def _as_json(arguments: Sequence[str]) -> bool:
+    """Whether JSON is asked for; behind ``--`` stand the flags of another program."""
+    return "--json" in itertools.takewhile("--".__ne__, arguments)
+
+
+def _print_usage_error(error: click.ClickException) -> None:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = "" if context is None else f"{context.command_path} --help"
+    document = {"kind": "usage", "message": error.format_message(), "hint": hint}
+    click.echo(json.dumps({"error": document}), err=True)
 
 
 def _print_renamed_names() -> None:

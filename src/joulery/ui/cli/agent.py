@@ -15,6 +15,7 @@ import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 from joulery.ui.cli.options import cluster_option
+from joulery.ui.cli.streams import keep_going
 
 if TYPE_CHECKING:
     from joulery.app.limits_config import LimitsConfig
@@ -74,7 +75,7 @@ def command(
         os.execv(sys.executable, argv)
     from joulery.app.node_agent import AgentConfig, run_node_agent
 
-    run_node_agent(AgentConfig.from_json(orders), _say_json if as_json else _say)
+    run_node_agent(AgentConfig.from_json(orders), keep_going(_say_json if as_json else _say))
 
 
 def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:

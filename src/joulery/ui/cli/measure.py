@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from joulery.domain.errors import JouleryError
+from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.ui.cli import report_error
 from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.streams import discard, lost_if_refused
 
 if TYPE_CHECKING:
     from joulery.accounting.operations.align import Estimator
@@ -121,7 +123,8 @@ def command(
             place=place,
         )
         guard.exit_code = measured.exit_code
-        _tell(measured, place, as_json=as_json)
+        with lost_if_refused():
+            _tell(measured, place, as_json=as_json)
     return guard.exit_code
 
 
@@ -149,16 +152,17 @@ class ExitCodeFirst:
     ) -> bool:
         if error is None or not self._ended:
             return False
-        if isinstance(error, KeyboardInterrupt):
-            click.echo(
-                "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
-            )
-        elif isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        elif isinstance(error, JouleryError):
-            report_error(error, as_json=False)
-        else:
-            traceback.print_exception(error)
+        with lost_if_refused():
+            if isinstance(error, KeyboardInterrupt):
+                click.echo(
+                    "joulery: interrupted while writing the report; `joulery report` makes it from the run", err=True
+                )
+            elif isinstance(error, BrokenPipeError):
+                discard(sys.stderr)
+            elif isinstance(error, JouleryError):
+                report_error(error, as_json=False)
+            else:
+                traceback.print_exception(error)
         return isinstance(error, Exception | KeyboardInterrupt)
 
 
@@ -174,7 +178,8 @@ def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> 
 
 def _tell(measured: Measured, place: JobPlace, *, as_json: bool) -> None:
     if measured.error is not None:
-        click.echo(f"joulery: {measured.error}", err=True)
+        message, _, hint = measured.error.partition("\n  ")
+        report_error(CapabilityError(message, hint=hint), as_json=as_json)
     for text in measured.warnings:
         click.echo(f"joulery: warning: {text}", err=True)
     if measured.account is None or measured.path is None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from joulery.ui.cli.streams import StandardFile
+
 HIGHS_LINE = b"HighsMipSolverData::"
 """HiGHS prints such a line now and then, whatever its options (github.com/ERGO-Code/HiGHS/issues/2783)."""
 
@@ -33,8 +35,9 @@ def without_solver_lines() -> Iterator[None]:
         native.fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
+        file = StandardFile(1, "output")
         with os.fdopen(held, "rb") as lines:
             lines.seek(0)
             for line in lines:
                 if not line.startswith(HIGHS_LINE):
-                    os.write(1, line)
+                    file.write(line)

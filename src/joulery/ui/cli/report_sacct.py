@@ -43,7 +43,13 @@ class ReportOrSacct(click.Command):
 
 
 @click.command("report")
-@click.option(_FLAG, "file", type=click.Path(path_type=Path), required=True, help="Output of sacct -P, with header.")
+@click.option(
+    _FLAG,
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Output of sacct -P, with header; - for standard input.",
+)
 @click.option("--since", metavar="TIME", help="Only what ran in the last 30d, 12h ...; everything unless given.")
 @click.option("--by", type=KeyList(BY), default="owner", help="Grouping keys of the table (owner); month splits jobs.")
 @click.option("--month", type=Month(), metavar="YYYY-MM", help="Only what jobs used in this calendar month.")
@@ -118,7 +124,7 @@ def sacct_command(
     if what_if is not None and form not in ("text", "json"):
         raise ConfigError("--what-if goes with text and json", pointer="--what-if", got=form)
     wanted = PastJobsRequest(
-        file=file,
+        file=Path("/dev/stdin") if str(file) == "-" else file,
         since_s=None if since is None else flag_quantity(since, TIME, "--since"),
         by=by,
         gpu_w=_watts(gpu_power, "--gpu-power"),
@@ -207,15 +213,20 @@ def _shown(uses: Sequence[PastUse]) -> Sequence[PastUse]:
     return uses if several else uses[:40]
 
 
+def _amount(value: float, unit: str) -> str:
+    """An amount in hundredths, or in two digits where hundredths would say nothing."""
+    return f"{value:.2f} {unit}" if value >= 0.1 or value == 0 else f"{value:.2g} {unit}"
+
+
 def _cells(use: PastUse) -> tuple[str, ...]:
     from joulery.domain.energy.carbon import JOULES_PER_KWH
 
-    grams = f"{use.carbon_g / 1e3:.2f} kg" if use.carbon_covered_j > 0 else "-"
+    grams = _amount(use.carbon_g / 1e3, "kg") if use.carbon_covered_j > 0 else "–"
     return (
         use.key,
         f"{use.jobs}",
         f"{use.gpu_s / 3600:.1f}",
-        f"{use.energy_j / JOULES_PER_KWH:.2f} kWh",
+        _amount(use.energy_j / JOULES_PER_KWH, "kWh"),
         grams,
         str(use.quality),
     )

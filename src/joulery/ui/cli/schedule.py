@@ -12,6 +12,7 @@ import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 from joulery.ui.cli.options import cluster_option
+from joulery.ui.cli.streams import keep_going
 
 
 @click.command("schedule")
@@ -42,7 +43,8 @@ def command(
         return
     request = ScheduleRequest(site, backend, None if mode is None else Mode(mode), once, tuple(sys.argv), cluster)
     with stopped_by_signals() as stop:
-        run_schedule(request, _say_json if as_json else _say, stop)
+        say = _say_json if as_json else _say
+        run_schedule(request, say if once else keep_going(say), stop)
 
 
 def _say_json(entry: Mapping[str, Any]) -> None:

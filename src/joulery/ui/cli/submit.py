@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.user import user_name
 
 
 def _deadline_s(text: str, now_s: float) -> float:
@@ -25,7 +25,11 @@ def _deadline_s(text: str, now_s: float) -> float:
     try:
         deadline_s = datetime.fromisoformat(text).timestamp()
     except ValueError:
-        deadline_s = now_s + flag_quantity(text, TIME, "--by")
+        try:
+            deadline_s = now_s + flag_quantity(text, TIME, "--by")
+        except ConfigError as error:
+            expected = "a moment such as 2026-11-27T18:00, or a time from now such as 24h"
+            raise ConfigError(error.message, pointer="--by", got=text, expected=expected, hint=error.hint) from None
     if deadline_s <= now_s:
         raise ConfigError("is over", pointer="--by", got=text, expected="a time to come")
     return deadline_s
@@ -66,6 +70,7 @@ def command(
     from joulery.app.schedule import submit_job
     from joulery.config import load
     from joulery.config.parsing.quantity import TIME, flag_quantity
+    from joulery.store.files import readable
 
     most = least if most is None else most
     if most < least:
@@ -74,8 +79,8 @@ def command(
         "command": list(cmd),
         "cwd": str(Path.cwd()),
         "environment": dict(os.environ),
-        "name": name or Path(cmd[0]).name,
-        "owner": owner or getpass.getuser(),
+        "name": readable(name or Path(cmd[0]).name),
+        "owner": readable(owner or user_name()),
     }
     limit_s = None if limit is None else flag_quantity(limit, TIME, "--time")
     deadline_s = None if by is None else _deadline_s(by, time.time())

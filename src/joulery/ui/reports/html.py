@@ -172,11 +172,12 @@ def _decisions(decisions: Sequence[DecisionRecord], start_s: float) -> Html:
 
 
 def value_text(value: Any) -> str:
-    """A decision's value in a line: mappings as ``name value``, lists with commas."""
+    """A decision's value in a line: mappings as ``name value``, lists with commas, mappings in lists in brackets."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {value_text(inner)}" for key, inner in value.items())
+        return ", ".join(f"{key} {value_text(inner)}" for key, inner in value.items()) or "none"
     if isinstance(value, (list, tuple)):
-        return ", ".join(value_text(inner) for inner in value)
+        bracketed = any(isinstance(inner, dict) for inner in value)
+        return ", ".join(f"({value_text(inner)})" if bracketed else value_text(inner) for inner in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

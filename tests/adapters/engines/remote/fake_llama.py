@@ -20,7 +20,7 @@ class Handler(BaseHTTPRequestHandler):
         if data["prompt"] == "die" or (data["prompt"] == "die once" and not Path(f"{self.name}.died").exists()):
             Path(f"{self.name}.died").touch()
             os._exit(3)
-        status = {"refuse": 501, "fail": 500}.get(data["prompt"], 200)
+        status = {"refuse": 501, "fail": 500}.get(str(data["prompt"]), 200)
         usage = {"prompt_tokens": 1, "completion_tokens": 2}
         body = json.dumps({"model": Path(self.name).stem, "choices": [{"text": "a b"}], "usage": usage}).encode()
         self.send_response(status)

@@ -56,6 +56,20 @@ async def test_it_answers_counts_its_cpu_time_and_leaves_nothing(tmp_path):
         await read(engine, ask())
 
 
+async def test_several_prompts_in_one_request_are_refused_before_they_cost_anything(tmp_path):
+    """llama.cpp writes an answer to each and sends null; numbers of tokens are one prompt."""
+    engine = engine_of(tmp_path)
+    for several in (["a", "b"], [[1, 2], [3]]):
+        with pytest.raises(RequestError, match="one prompt") as caught:
+            await read(engine, GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": several}, ""))
+        assert caught.value.outcome is Outcome.INVALID
+    await engine.start()
+    for one in (["a"], [1, 2]):
+        (event,) = await read(engine, GenerationRequest("m", GenerationKind.COMPLETION, {"prompt": one}, ""))
+        assert event.usage == (1, 2, True)
+    await engine.close()
+
+
 async def test_a_process_that_dies_is_started_again_and_its_request_fails(tmp_path):
     engine = engine_of(tmp_path)
     await engine.start()

@@ -22,6 +22,7 @@ import httpx
 
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.serving.engine import InferRequest
+from joulery.user import home_folder
 
 OURS = "joulery."
 """How the names of joulery's applications begin."""
@@ -294,7 +295,7 @@ def _token() -> str:
         return ""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"]
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or home_folder() / ".ray" / "auth_token")
     try:
         return path.read_text().strip()
     except OSError:

@@ -71,7 +71,7 @@ class LocalVariants:
         wanted: dict[str, dict[str, ModelRef]] = {}
         for service, name, model in sorted(models):
             if not self._cores.get(service):
-                raise ConfigError(f"{service}/{name} is a model of this machine", got=str(model))
+                raise ConfigError(f"{service}/{name} is a model of this machine", got=model.location)
             wanted.setdefault(service, {})[name] = model
         if wanted == self._models:
             return 0.0

@@ -21,7 +21,13 @@ from joulery.adapters.engines.remote.openai import OpenAiEngine, Upstream
 from joulery.adapters.engines.remote.paused_answers import interruptible, interruptible_answer
 from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestError
-from joulery.domain.serving.generation import Dialect, EngineLoad, GenerationEvent, GenerationRequest
+from joulery.domain.serving.generation import (
+    Dialect,
+    EngineLoad,
+    GenerationEvent,
+    GenerationKind,
+    GenerationRequest,
+)
 
 HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.remote.llama_worker"
@@ -126,6 +132,10 @@ class LlamaEngine:
         self, request: GenerationRequest, priority: int | None, pause: Callable[[], bool] | None = None, /
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it comes; a request waits for a process that is being started again."""
+        prompts = request.body.get("prompt") if request.kind is GenerationKind.COMPLETION else None
+        if isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int):
+            # llama.cpp would write every answer and then send none of them.
+            raise RequestError(f"{self.variant} answers one prompt a request, not {len(prompts)}", Outcome.INVALID)
         answer = (
             self._generate(request)
             if pause is None or not interruptible(request)

@@ -349,7 +349,9 @@ class OpenAiEngine:
         except orjson.JSONDecodeError as error:
             raise self._error(f"sent invalid JSON: {error}", Outcome.CRASHED) from error
         if not isinstance(data, dict):
-            raise self._error(f"sent a {type(data).__name__} instead of an object", Outcome.CRASHED)
+            raise self._error(
+                f"sent {content[:40].decode('utf-8', 'replace')!r} where a JSON object was due", Outcome.CRASHED
+            )
         return data
 
     def _refusal(self, status: int, headers: httpx.Headers, content: bytes) -> RequestError:

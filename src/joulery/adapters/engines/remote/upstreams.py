@@ -218,7 +218,7 @@ class UpstreamEngine(ServiceMixes):
             every = {(spec.service, name, model) for spec in target for name, model in spec.models}
             models = {one for one in every if one[2].kind is ModelKind.REMOTE}
             for service, name, model in every - models if self._local is None else ():
-                raise ConfigError(f"{service}/{name} is a model of this machine", got=str(model))
+                raise ConfigError(f"{service}/{name} is a model of this machine", got=model.location)
             ends = {name for name in self._services if name not in {spec.service for spec in target}}
             for name in ends:
                 await self._drained(self._services[name])
