@@ -14,6 +14,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import Slo
 from joulery.perf.layouts import Predictor
+from joulery.policies.caution import MOST_CAUTION
 from joulery.policies.consolidation import CONSOLIDATION, EQUAL_RATIO, Consolidation, is_part, parts
 from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
@@ -21,7 +22,6 @@ from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observ
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.slo_first import ROOM_RATIO
-from joulery.policies.serving.state import MOST_CAUTION
 from joulery.sim.serving.burst_controllers import PolicyController
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import predictor

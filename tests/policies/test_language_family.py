@@ -1,5 +1,6 @@
 """Which language model of a family answers: SLO and accuracy floor first, then Clover's objective."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -95,6 +96,23 @@ def test_a_model_too_slow_for_the_slo_gets_nothing_at_once_and_returns_when_calm
     early = rule.step(step.state, seen(20.0))
     assert dict(early.state.shares) == {"medium": 1.0}
     assert dict(rule.step(early.state, seen(32.0)).state.shares) == {"small": 1.0}
+
+
+def test_a_model_that_is_slow_whenever_it_answers_is_chosen_ever_more_rarely():
+    rule = policy(lambda_ratio=0.1)
+    state, since_s, chosen_s, late_s = rule.initial(), 0.0, [], 0
+    for now_s in range(7200):
+        answers = "large" in dict(state.shares)
+        late = answers and now_s - since_s >= 2 and not 5000 <= now_s < 6000
+        late_s += late
+        before, state = state, rule.step(state, seen(float(now_s), 10.0, large={"wait_s": 9.0 * late})).state
+        if "large" in dict(state.shares) and "large" not in dict(before.shares):
+            since_s = now_s
+            chosen_s.append(now_s)
+    first = [at_s for at_s in chosen_s if at_s < 5000]
+    gaps_s = [b - a for a, b in itertools.pairwise(first)]
+    assert len(first) >= 5 and all(b >= min(1.5 * a, 900.0) for a, b in itertools.pairwise(gaps_s)), chosen_s
+    assert late_s <= 20 and any(at_s < 6000 for at_s in chosen_s if at_s >= 5000), "it returned once it was fast"
 
 
 def test_when_all_are_slow_the_shortest_wait_serves_and_when_one_is_down_the_others_do():

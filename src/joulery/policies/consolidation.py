@@ -26,12 +26,13 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.service import Slice, SloScope
 from joulery.perf.layouts import Predictor
+from joulery.policies.caution import CALM
 from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation
 from joulery.policies.serving.slo_first import ROOM_RATIO, delay_s, present_rps
-from joulery.policies.serving.state import CALM, ServiceState
+from joulery.policies.serving.state import ServiceState
 
 T = TypeVar("T")
 _NUMBERS = ("room", "growth_per_s", "used", "patience_s", "sleepers", "wakes_s", "wake_growth_per_s")

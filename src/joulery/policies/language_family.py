@@ -19,6 +19,7 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.serving.mix import Weights
 from joulery.domain.serving.service import Slo
+from joulery.policies.caution import CALM, Caution
 from joulery.policies.serving.objective import (
     ServiceObjectives,
     accuracy_change_ratio,
@@ -30,7 +31,7 @@ SET_SHARES = "set_shares"
 _MEASURED_SHARE = 0.1
 """Share of the requests that a model answers until its joules are known."""
 _CALM_S = 30.0
-"""Seconds without a threat before a model that was slow is chosen again."""
+"""Seconds without a threat before a model that was slow is chosen again; more with caution."""
 _SETTLE_S = 5.0
 _BETTER = 0.01
 """A change of the shares must raise the objective by this much, unless the SLO or the accuracy floor asks for it."""
@@ -101,11 +102,24 @@ class FamilyState:
         shares: The shares decided on; empty before the first decision.
         decided_s: When.
         slow_s: Of each model that threatened the SLO, when it did last.
+        cautions: Of each of them, caution about choosing it again.
     """
 
     shares: Weights = ()
     decided_s: float = -math.inf
     slow_s: tuple[tuple[str, float], ...] = ()
+    cautions: tuple[tuple[str, Caution], ...] = ()
+
+    def slow(self, now_s: float) -> set[str]:
+        """The models that are not to be chosen yet."""
+        cautions = dict(self.cautions)
+        return {name for name, at_s in self.slow_s if now_s - at_s < _CALM_S * cautions.get(name, CALM).at(now_s)}
+
+    def chosen(self, shares: Weights, now_s: float) -> FamilyState:
+        """The state with other shares: models that were slow are in doubt from now on."""
+        back = {name for name, _ in shares} - {name for name, _ in self.shares}
+        cautions = tuple((name, one.risked(now_s, _CALM_S) if name in back else one) for name, one in self.cautions)
+        return replace(self, shares=shares, decided_s=now_s, cautions=cautions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +204,18 @@ class LanguageFamilyPolicy:
         shown = ", ".join(f"{name} {100 * share:.3g} %" for name, share in wanted)
         kind = "threat" if cause else "objective"
         decision = Decision(SET_SHARES, self.service, dict(wanted), self.name, f"{cause or words}: {shown}", kind)
-        return Step(replace(state, shares=wanted, decided_s=seen.now_s), (decision,))
+        return Step(state.chosen(wanted, seen.now_s), (decision,))
 
     def _watched(self, state: FamilyState, seen: FamilySeen) -> FamilyState:
         """The state with the models that threaten the SLO now."""
-        limit_s, slow = self.objectives.slo.latency_s, dict(state.slow_s)
+        limit_s, slow, cautions = self.objectives.slo.latency_s, dict(state.slow_s), dict(state.cautions)
+        known = state.slow(seen.now_s)
         for one in seen.models:
             if one.wait_s > limit_s / 2 or one.latency_s > limit_s or self._begins_late(one):
                 slow[one.name] = seen.now_s
-        return replace(state, slow_s=tuple(sorted(slow.items())))
+                if one.name not in known:
+                    cautions[one.name] = cautions.get(one.name, CALM).struck(seen.now_s)
+        return replace(state, slow_s=tuple(sorted(slow.items())), cautions=tuple(sorted(cautions.items())))
 
     def _begins_late(self, one: ModelSeen) -> bool:
         """Whether a model misses the SLO of the first token, or would with the next request."""
@@ -209,7 +226,7 @@ class LanguageFamilyPolicy:
 
         Where none is left, the one with the shortest wait of those that are ready.
         """
-        slow = {name for name, at_s in state.slow_s if seen.now_s - at_s < _CALM_S}
+        slow = state.slow(seen.now_s)
         ready = [one for one in seen.models if one.ready] or list(seen.models)
         usable = [one for one in ready if one.name not in slow]
         if not usable:

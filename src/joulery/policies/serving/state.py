@@ -9,6 +9,7 @@ import numpy as np
 
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import OWN, VariantMix, Weights
+from joulery.policies.caution import CALM, Caution
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.slo_first import NO_THREAT, Threat
 from joulery.policies.serving.trials import MeasuredLayout
@@ -17,9 +18,6 @@ Family = tuple[tuple[str, bool], ...]
 """``((variant, assumed), …)``, sorted: whether the times of a variant are assumed to be those of another."""
 _MOST_FAILURES = 2
 """A layout that failed to start in so many searches is not tried again."""
-MOST_CAUTION = 32.0
-_LASTS = 10.0
-"""A change that a threat follows within so many times the patience counts as its cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +51,6 @@ class RandomState:
             "uinteger": self.uinteger,
         }
         return np.random.Generator(bits)
-
-
-@dataclass(frozen=True, slots=True)
-class Caution:
-    """Patience before one kind of change that may threaten the SLO: it doubles where a threat soon follows the change.
-
-    On a machine that others keep busy a layout is late that its profile holds for enough. Without caution a service
-    would go to and fro: leave the leanest layout as soon as there is room, be late, and return.
-
-    Attributes:
-        ratio: Multiple of the patience before the next one.
-        doubtful_until_s: Until when a threat counts as caused by the last one; infinite where none is in doubt.
-    """
-
-    ratio: float = 1.0
-    doubtful_until_s: float = math.inf
-
-    def at(self, now_s: float) -> float:
-        """The multiple that holds: 1 again once the last change has lasted."""
-        return self.ratio if now_s < self.doubtful_until_s else 1.0
-
-    def risked(self, now_s: float, patience_s: float) -> Caution:
-        """After a change that was made with patience."""
-        ratio = self.at(now_s)
-        return Caution(ratio, now_s + _LASTS * patience_s * ratio)
-
-    def struck(self, now_s: float) -> Caution:
-        """When the SLO begins to be threatened."""
-        doubtful = now_s < self.doubtful_until_s < math.inf
-        return Caution(min(MOST_CAUTION, 2.0 * self.ratio) if doubtful else self.at(now_s))
-
-
-CALM = Caution()
-"""Nothing that was done so far led to a threat."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Patience before a change that may threaten the SLO: it doubles where a threat soon follows such a change.
+
+On a machine that others keep busy a layout is late that its profile holds for enough. Without caution a service would
+go to and fro: leave the leanest layout as soon as there is room, be late, and return.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MOST_CAUTION = 32.0
+_LASTS = 10.0
+"""A change that a threat follows within so many times the patience counts as its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """What is remembered of one kind of change.
+
+    Attributes:
+        ratio: Multiple of the patience before the next one.
+        doubtful_until_s: Until when a threat counts as caused by the last one; infinite where none is in doubt.
+    """
+
+    ratio: float = 1.0
+    doubtful_until_s: float = math.inf
+
+    def at(self, now_s: float) -> float:
+        """The multiple that holds: 1 again once the last change has lasted."""
+        return self.ratio if now_s < self.doubtful_until_s else 1.0
+
+    def risked(self, now_s: float, patience_s: float) -> Caution:
+        """After a change that was made with patience."""
+        ratio = self.at(now_s)
+        return Caution(ratio, now_s + _LASTS * patience_s * ratio)
+
+    def struck(self, now_s: float) -> Caution:
+        """When the SLO begins to be threatened."""
+        doubtful = now_s < self.doubtful_until_s < math.inf
+        return Caution(min(MOST_CAUTION, 2.0 * self.ratio) if doubtful else self.at(now_s))
+
+
+CALM = Caution()
+"""Nothing that was done so far led to a threat."""
