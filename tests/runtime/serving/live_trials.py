@@ -54,7 +54,8 @@ class Live:
         )
 
     async def client(self) -> None:
-        while await self.asking.wait():
+        while True:
+            await self.asking.wait()
             at_s = time.time()
             try:
                 answer = await self.engine.infer(self.service, InferRequest(INPUTS))
