@@ -28,10 +28,10 @@ from joulery.policies.placement.provisioning.planner import provision
 from tests.policies.placement.provisioning.published import V100, app12, random_services, t4
 
 
-def servable(seed, count, replicas):
+def servable(seed, count, replicas, types=(V100,)):
     """The problem of such services; another example where one of them needs more replicas than are allowed."""
     try:
-        return problem_of(random_services(seed, count), [V100], Rules(max_replicas=replicas))
+        return problem_of(random_services(seed, count), types, Rules(max_replicas=replicas))
     except InfeasibleError:
         return reject()
 

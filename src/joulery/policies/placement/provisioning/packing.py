@@ -98,6 +98,7 @@ class Packing:
         self.rivals = _rivals(items)
         self.memory_bytes = np.array([item.memory_bytes for item in items], np.float64)
         self.memory_limit_bytes = math.inf if gpu_type.memory_bytes is None else gpu_type.memory_bytes
+        self._may_bar = self.memory_limit_bytes < math.inf or any(self._apart)
         self.alone = np.array([some[0].units if some else NEVER for some in self._options], np.int64)
         self.power_w = np.array([min((o.figures[1] for o in some), default=0.0) for some in self._options])
         self.cache_percent = np.array([min((o.figures[2] for o in some), default=0.0) for some in self._options])
@@ -161,6 +162,10 @@ class Packing:
             self._fits[pattern] = self._search(pattern)
         return self._fits[pattern]
 
+    def known(self, pattern: Pattern) -> bool:
+        """Whether the pattern was found to fit before."""
+        return self._fits.get(pattern) is not None
+
     def screen(self, patterns: Iterable[Pattern]) -> list[Pattern]:
         """Settle :meth:`fit` of many patterns at once, as far as the least units of their items can settle it.
 
@@ -176,15 +181,16 @@ class Packing:
                 by_size.setdefault(len(pattern), []).append(pattern)
         for some in by_size.values():
             needed = self._needed_by(np.array(some))
-            most = needed.min(axis=2).sum(axis=1)
-            for pattern, units, chosen in zip(some, most.tolist(), needed.argmin(axis=2).tolist(), strict=True):
-                if units > self.capacity or self._barred(pattern):
+            least, best = needed.min(axis=2).astype(np.int64), needed.argmin(axis=2)
+            for pattern, start, chosen in zip(some, least.tolist(), best.tolist(), strict=True):
+                if sum(start) > self.capacity or self._barred(pattern):
                     self._fits[pattern] = None
                     continue
-                options = tuple(self._kept[item][at] for item, at in zip(pattern, chosen, strict=True))
-                layout = self._allocated(pattern, options, self.capacity)
-                if layout is not None:
-                    self._fits[pattern] = layout
+                options = tuple([self._kept[item][at] for item, at in zip(pattern, chosen, strict=True)])
+                # Every batch needs this much beside the others at least, so the least shares are the same from here.
+                units = allocate(self.gpu, [option.process for option in options], start, self.capacity)
+                if units is not None:
+                    self._fits[pattern] = PackedGpu(pattern, options, tuple(units))
                     found.append(pattern)
         return found
 
@@ -194,6 +200,8 @@ class Packing:
 
     def _barred(self, pattern: Pattern) -> bool:
         """Whether memory, or replicas of one service that must not share a GPU, rule the pattern out."""
+        if not self._may_bar:
+            return False
         if math.fsum(self.memory_bytes[item] for item in pattern) > self.memory_limit_bytes:
             return True
         alike = Counter(self._kind[item] for item in pattern)

@@ -1,6 +1,7 @@
 """Preset ``best`` for many services that all differ.
 
-Patterns from knapsacks, a bound from prices of boxes of neighbourhoods; very many services in batches.
+Patterns from knapsacks, a bound from prices of boxes of neighbourhoods; very many services in batches, whose plan
+gives up GPUs after that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from joulery.policies.placement.provisioning.column_generation import (
     volume,
 )
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, Placed
+from joulery.policies.placement.provisioning.many_kinds.fewer_gpus import with_fewer_gpus
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches, replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
@@ -76,7 +78,11 @@ class _Proof:
 
     def near(self, usd_per_hour: float) -> bool:
         """Whether a plan at this price needs no better bound."""
-        return usd_per_hour <= self.bound * (1 + _GAP_ENOUGH)
+        return usd_per_hour <= self.enough()
+
+    def enough(self) -> float:
+        """The price up to which a plan needs no better bound."""
+        return self.bound * (1 + _GAP_ENOUGH)
 
     def raise_for(self, usd_per_hour: float) -> None:
         """Raise the bound until it is near a plan at this price, as far as that seems in reach."""
@@ -142,6 +148,8 @@ def plan_many(problem: Problem, rules: Rules) -> Solution:
     if batches:
         gpus = plan_in_batches(problem.workloads, partial(_planned_batch, problem.types, rules))
         proof.raise_for(cost_of(problem, gpus))
+        if proof.values is not None:
+            gpus = with_fewer_gpus(problem, gpus, proof.values, proof.enough())
     else:
         gpus = _together(problem, rules, proof)
     if proven_infeasible(problem, proof.bound):
