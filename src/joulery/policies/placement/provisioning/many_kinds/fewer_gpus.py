@@ -352,9 +352,5 @@ class _Search:
             if len(mine) == 1:
                 packing.fit(mine)
 
-    def _room(self, gpu: int) -> float:
-        """What a GPU could hold beyond its services, by their worth."""
-        return self._price[self._type[gpu]] - self._worth_of(self._on[gpu])
-
     def _worth_of(self, services: Sequence[int]) -> float:
         return float(self._worth[list(services)].sum())
