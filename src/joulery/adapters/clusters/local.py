@@ -28,6 +28,7 @@ from joulery.domain.cluster import (
     ClusterJob,
     ClusterSnapshot,
     Hold,
+    JobRun,
     JobState,
     Order,
     Placement,
@@ -117,6 +118,9 @@ class LocalBackend:
         self._pattern, self._now_s, self._boot_s = pattern, now_s, boot_s
         self._over: dict[int, ClusterJob] = {}
         self._children: set[int] = set()
+        self._cpu_s: dict[int, float] = {}
+        self._metered: dict[int, dict[str, Any]] | None = None
+        self._seen: set[int] = set()
 
     def snapshot(self) -> ClusterSnapshot:
         """Every job as its processes and files show; a job that outlived its grace is killed."""
@@ -138,6 +142,27 @@ class LocalBackend:
             run = None if number in self._over else self._run(number)
             if run is not None and _alive(run):
                 found.append(Placement(number, (run["pid"],), len(run["slots"]), tuple(run.get("gpus", ()))))
+        return tuple(found)
+
+    def metered(self) -> tuple[Placement, ...]:
+        """Where every job with a living process runs, and every run that ended since the last call, once.
+
+        A run that began and ended between two calls is among them if this backend started it.
+        """
+        found, last = [], self._metered or {}
+        self._metered = {}
+        alive = {placement.job: placement for placement in self.placements()}
+        self._reap()
+        for number in sorted(alive.keys() | last.keys()):
+            run, before = self._run(number), last.get(number)
+            if before is not None and (number not in alive or run is None or before["pid"] != run["pid"]):
+                held, cpu_s = self._held(number, before), self._cpu_s.pop(before["pid"], math.nan)
+                gpus = tuple(before.get("gpus", ()))
+                found.append(Placement(number, (before["pid"],), len(before["slots"]), gpus, run=held, ended=True,
+                                       cpu_s=cpu_s))  # fmt: skip
+            if number in alive and run is not None:
+                self._metered[number] = run
+                found.append(replace(alive[number], run=self._held(number, run)))
         return tuple(found)
 
     def apply(self, action: ClusterAction, /) -> str:
@@ -221,9 +246,11 @@ class LocalBackend:
             deadline_s=asked.get("deadline_s") or math.inf,
             limit_s=asked.get("limit_s") or math.nan,
             progress_ratio=self._progress(self._book.folder(number)),
+            run=_run_from(asked.get("last_run")),
         )
         over = self._book.read(number, "over")
         if over is not None:
+            job = replace(job, run=_run_from(over.get("run")) or job.run)
             ended = replace(job, state=JobState(over["state"]), exit_code=over["exit_code"], held_by_us=False)
             self._over[number] = ended
             return ended
@@ -236,6 +263,7 @@ class LocalBackend:
             slots=len(run["slots"]),
             held_by_us=False,
             start_s=run.get("since_s", math.nan),
+            run=self._held(number, run),
         )
         stop = self._book.read(number, "stop")
         if _alive(run):
@@ -266,20 +294,20 @@ class LocalBackend:
         """A job whose process is gone: over, or waiting for its next start."""
         code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
         if self._book.read(job.id, "cancel") is not None:
-            return self._end(job.id, JobState.CANCELLED, code)
+            return self._end(job.id, JobState.CANCELLED, code, job.run)
         finished = code == 0 and (stop is None or job.progress_ratio >= 1.0)
         failed = code not in (None, 0) and stop is None
         if finished or failed:
-            return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code)
+            return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code, job.run)
         asked = self._book.read(job.id, "job") or {}
-        again: dict[str, Any] = {"restarts": run["restarts"] + 1}
+        again: dict[str, Any] = {"restarts": run["restarts"] + 1, "last_run": _run_document(job.run)}
         if stop is not None and code is None and math.isnan(job.progress_ratio):
             again["stoppable"] = False  # it outlived its grace and reports no progress: it saves nothing
         if stop is None and run["boot"] == _boot_id():
             lasted_s = self._now_s() - run.get("since_s", math.nan)
             kills = 1 if lasted_s > _STEADY_S else asked.get("kills", 0) + 1
             if kills > _MOST_KILLS:
-                return self._end(job.id, JobState.FAILED, code)
+                return self._end(job.id, JobState.FAILED, code, job.run)
             wait_s = min(_BACK_OFF_S[1], _BACK_OFF_S[0] * 2.0 ** (kills - 1))
             again |= {"kills": kills, "again": {"boot": _boot_id(), "boot_s": self._boot_s() + wait_s}}
         self._book.write(job.id, "job", {**asked, **again})
@@ -287,9 +315,30 @@ class LocalBackend:
         self._book.remove(job.id, "stop")
         return self._look(job.id)
 
-    def _end(self, number: int, state: JobState, code: int | None) -> ClusterJob:
-        self._book.write(number, "over", {"state": state, "exit_code": code, "ended_s": self._now_s()})
+    def _end(self, number: int, state: JobState, code: int | None, run: JobRun | None = None) -> ClusterJob:
+        document = {"state": state, "exit_code": code, "ended_s": self._now_s(), "run": _run_document(run)}
+        self._book.write(number, "over", document)
         return self._look(number)
+
+    def _held(self, number: int, run: Mapping[str, Any]) -> JobRun | None:
+        """How long a run has held its slots, until now or until its end.
+
+        The runner writes its exit code as its last act: the time of that file is the end. A run that was killed ends
+        when this backend, which saw it alive, finds it gone; otherwise its end is unknown.
+        """
+        since_s = run.get("since_s", math.nan)
+        if math.isnan(since_s):
+            return None
+        same_boot = run["boot"] == _boot_id() and "boot_s" in run
+        most_s = max(0.0, self._boot_s() - run["boot_s"] if same_boot else self._now_s() - since_s)
+        if _alive(run):
+            self._seen.add(run["pid"])
+            return JobRun(since_s, most_s, len(run["slots"]))
+        try:
+            ended_s = (self._book.folder(number) / f"exit.{run['restarts']}").stat().st_mtime
+        except FileNotFoundError:
+            return JobRun(since_s, most_s, len(run["slots"])) if run["pid"] in self._seen else None
+        return JobRun(since_s, min(most_s, max(0.0, ended_s - since_s)), len(run["slots"]))
 
     def _ended_s(self, number: int) -> float:
         return float((self._book.read(number, "over") or {"ended_s": 0.0})["ended_s"])
@@ -312,8 +361,12 @@ class LocalBackend:
         try:
             pid = self._spawn(asked, folder, restarts, slots, wait)
             gpus = [slot.gpu for slot in slots if slot.gpu is not None]
-            run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "gpus": gpus}
-            self._book.write(job.id, "run", {**run, "restarts": restarts, "since_s": self._now_s()})
+            run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "gpus": gpus,
+                   "restarts": restarts, "since_s": self._now_s(), "boot_s": self._boot_s()}  # fmt: skip
+            self._book.write(job.id, "run", run)
+            self._seen.add(pid)
+            if self._metered is not None:
+                self._metered[job.id] = run
             os.write(go, b"go\n")
         finally:
             os.close(wait)
@@ -374,7 +427,10 @@ class LocalBackend:
         """Reap children of this process that ended."""
         for pid in tuple(self._children):
             try:
-                ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+                found, _, used = os.wait4(pid, os.WNOHANG)
+                ended = found == pid
+                if ended and self._metered is not None:
+                    self._cpu_s[pid] = used.ru_utime + used.ru_stime
             except ChildProcessError:  # reaped elsewhere in this process
                 ended = True
             if ended:
@@ -413,6 +469,14 @@ def _start_ticks(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _run_document(run: JobRun | None) -> dict[str, Any] | None:
+    return None if run is None else {"start_s": run.start_s, "held_s": run.held_s, "slots": run.slots}
+
+
+def _run_from(document: Mapping[str, Any] | None) -> JobRun | None:
+    return None if document is None else JobRun(document["start_s"], document["held_s"], document["slots"])
 
 
 def _boot_id() -> str:

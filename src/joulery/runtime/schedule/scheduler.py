@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any, Protocol, runtime_checkable
 
-from joulery.accounting.training_jobs import Look, Tally, observe
+from joulery.accounting.training_jobs import Tally, observe
 from joulery.config.site import Mode
 from joulery.domain.cluster import (
     ClusterAction,
@@ -25,10 +25,9 @@ from joulery.domain.cluster import (
 )
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
-from joulery.domain.quality import Quality
 from joulery.months import month_of
 from joulery.runtime.schedule.actions import PlannedAction, next_actions
-from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
+from joulery.runtime.schedule.energy import NO_TOTALS, look_at
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.polling import PAUSE_S, SnapshotReader
@@ -343,12 +342,10 @@ class Scheduler:
         ended = (job for job in snapshot.jobs if job.state.over and job.id in state.tallies)
         tallies, seen, who, changed = dict(state.tallies), dict(state.energy_seen), dict(state.who), []
         for job in (*schedulable(snapshot), *ended):
-            energy_j, slot_j, quality = math.nan, math.nan, Quality.MEASURED
-            if (total := totals.get(job.id)) is not None:
-                energy_j, slot_j, seen[job.id] = energy_delta(seen.get(job.id, NO_TOTALS), total)
-                quality = total.quality
+            look, totals_seen = look_at(job, now_s, elapsed_s, totals.get(job.id), seen.get(job.id, NO_TOTALS))
+            if totals_seen:
+                seen[job.id] = totals_seen
             self._check_saved(job)
-            look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             tallies[job.id] = observe(tallies.get(job.id, Tally()), look, self._timing.measure, carbon)
             who[job.id] = (job.owner, job.name, job.partition, job.account)
             changed.append(job.id)
