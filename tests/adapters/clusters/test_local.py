@@ -15,7 +15,7 @@ import pytest
 from joulery.adapters.clusters.local import LocalBackend, Slot, _alive
 from joulery.adapters.clusters.progress import output_pattern
 from joulery.domain.cluster import ClusterJob, Hold, JobRun, JobState, Order, Release, Start, Stop
-from joulery.domain.errors import ActuationError
+from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.store.jobs import JobBook
 from tests.waiting import wait_until
 
@@ -185,6 +185,39 @@ def test_every_run_is_placed_once_after_its_end_with_its_processor_time(machine:
     assert placement.run is not None and placement.run.held_s == pytest.approx(2.0, abs=1e-5)
     assert placement.cpu_s > 0, "an interpreter was started"
     assert machine.backend.metered() == ()
+
+
+def test_on_a_full_disk_a_job_that_ended_is_listed_and_neither_over_nor_started_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = machine.submit("")
+    machine.backend.apply(Start(number, 1))
+    machine.boot_s = 300.0
+    run = machine.book.read(number, "run")
+    assert run is not None
+    wait_until(lambda: not _alive(run), "the end of the run")
+
+    def refuse(job: int, fact: str, document: object) -> None:
+        raise CapabilityError(f"cannot write {fact}.json: No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(machine.book, "write", refuse)
+        seen = machine.job(number)
+        assert (seen.state, seen.slots) == (JobState.WAITING, 0)
+        assert seen.exempt == "it ended, which is not recorded yet: cannot write over.json: No space left on device"
+        with pytest.raises(ActuationError, match="cannot start"):
+            machine.backend.apply(Start(number, 1))
+    assert machine.job(number).state is JobState.DONE
+
+
+def test_a_job_whose_exit_code_the_disk_refused_has_that_of_its_runner(machine: Machine) -> None:
+    number = machine.submit("raise SystemExit(3)")
+    draft = machine.book.folder(number) / "exit.0.tmp"
+    draft.mkdir()  # the runner cannot write there, as on a full disk
+    machine.backend.apply(Start(number, 1))
+
+    failed = machine.until(number, lambda job: job.state.over)
+    assert (failed.state, failed.exit_code, failed.restarts) == (JobState.FAILED, 3, 0)
 
 
 def test_a_job_that_fails_by_itself_is_not_started_again(machine: Machine) -> None:

@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,7 +43,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, DataError
 _RUNNER = (
     'read -r go || exit 125; exec </dev/null; cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; '
     '"$@"; code=$?; '
-    'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
+    'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"; exit "$code"'
 )
 _ASKED = frozenset({"command", "cwd", "environment", "name", "owner", "min_slots", "max_slots", "submit_s"})
 _MOST_KILLS = 5
@@ -119,6 +119,7 @@ class LocalBackend:
         self._over: dict[int, ClusterJob] = {}
         self._children: set[int] = set()
         self._cpu_s: dict[int, float] = {}
+        self._codes: dict[int, int] = {}
         self._metered: dict[int, dict[str, Any]] | None = None
         self._seen: set[int] = set()
 
@@ -175,7 +176,7 @@ class LocalBackend:
         with self._book.locked():
             job = self._look(action.job)
             if isinstance(action, Start):
-                if job.state is not JobState.WAITING:
+                if job.state is not JobState.WAITING or self._run(job.id) is not None:
                     raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
                 return self._start(job, action.slots)
             if job.state is JobState.RUNNING:
@@ -246,11 +247,11 @@ class LocalBackend:
             deadline_s=asked.get("deadline_s") or math.inf,
             limit_s=asked.get("limit_s") or math.nan,
             progress_ratio=self._progress(self._book.folder(number)),
-            run=_run_from(asked.get("last_run")),
+            run=JobRun(**asked["last_run"]) if asked.get("last_run") else None,
         )
         over = self._book.read(number, "over")
         if over is not None:
-            job = replace(job, run=_run_from(over.get("run")) or job.run)
+            job = replace(job, run=JobRun(**over["run"]) if over.get("run") else job.run)
             ended = replace(job, state=JobState(over["state"]), exit_code=over["exit_code"], held_by_us=False)
             self._over[number] = ended
             return ended
@@ -274,7 +275,10 @@ class LocalBackend:
                 self._send_stop(number, run, stop)
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
-        return self._ended(started, run, stop)
+        try:
+            return self._ended(started, run, stop)
+        except CapabilityError as refused:  # a full disk: the end is recorded at a later look
+            return replace(job, exempt=f"it ended, which is not recorded yet: {refused}")
 
     def _progress(self, folder: Path) -> float:
         ratio = read_progress(folder / "progress")
@@ -293,6 +297,7 @@ class LocalBackend:
     def _ended(self, job: ClusterJob, run: Mapping[str, Any], stop: Mapping[str, Any] | None) -> ClusterJob:
         """A job whose process is gone: over, or waiting for its next start."""
         code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
+        code = self._codes.get(run["pid"]) if code is None else code  # on a full disk there is no file
         if self._book.read(job.id, "cancel") is not None:
             return self._end(job.id, JobState.CANCELLED, code, job.run)
         finished = code == 0 and (stop is None or job.progress_ratio >= 1.0)
@@ -300,7 +305,7 @@ class LocalBackend:
         if finished or failed:
             return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code, job.run)
         asked = self._book.read(job.id, "job") or {}
-        again: dict[str, Any] = {"restarts": run["restarts"] + 1, "last_run": _run_document(job.run)}
+        again: dict[str, Any] = {"restarts": run["restarts"] + 1, "last_run": job.run and asdict(job.run)}
         if stop is not None and code is None and math.isnan(job.progress_ratio):
             again["stoppable"] = False  # it outlived its grace and reports no progress: it saves nothing
         if stop is None and run["boot"] == _boot_id():
@@ -316,15 +321,16 @@ class LocalBackend:
         return self._look(job.id)
 
     def _end(self, number: int, state: JobState, code: int | None, run: JobRun | None = None) -> ClusterJob:
-        document = {"state": state, "exit_code": code, "ended_s": self._now_s(), "run": _run_document(run)}
+        document = {"state": state, "exit_code": code, "ended_s": self._now_s(), "run": run and asdict(run)}
         self._book.write(number, "over", document)
         return self._look(number)
 
     def _held(self, number: int, run: Mapping[str, Any]) -> JobRun | None:
         """How long a run has held its slots, until now or until its end.
 
-        The runner writes its exit code as its last act: the time of that file is the end. A run that was killed ends
-        when this backend, which saw it alive, finds it gone; otherwise its end is unknown.
+        The runner writes its exit code as its last act: the time of that file, or of the draft that a full disk left
+        of it, is the end. A run that was killed ends when this backend, which saw it alive, finds it gone; otherwise
+        its end is unknown.
         """
         since_s = run.get("since_s", math.nan)
         if math.isnan(since_s):
@@ -334,11 +340,11 @@ class LocalBackend:
         if _alive(run):
             self._seen.add(run["pid"])
             return JobRun(since_s, most_s, len(run["slots"]))
-        try:
-            ended_s = (self._book.folder(number) / f"exit.{run['restarts']}").stat().st_mtime
-        except FileNotFoundError:
+        exit_file = self._book.folder(number) / f"exit.{run['restarts']}"
+        ends_s = [file.stat().st_mtime for file in (exit_file, Path(f"{exit_file}.tmp")) if file.exists()]
+        if not ends_s:
             return JobRun(since_s, most_s, len(run["slots"])) if run["pid"] in self._seen else None
-        return JobRun(since_s, min(most_s, max(0.0, ended_s - since_s)), len(run["slots"]))
+        return JobRun(since_s, min(most_s, max(0.0, ends_s[0] - since_s)), len(run["slots"]))
 
     def _ended_s(self, number: int) -> float:
         return float((self._book.read(number, "over") or {"ended_s": 0.0})["ended_s"])
@@ -416,6 +422,7 @@ class LocalBackend:
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
             )
             self._children.add(pid)
+            self._codes.pop(pid, None)  # of an earlier process of that number
             return pid
         except OSError as error:
             raise CapabilityError(f"cannot start job {asked['id']}: {os.strerror(error.errno or 0)}") from error
@@ -427,8 +434,10 @@ class LocalBackend:
         """Reap children of this process that ended."""
         for pid in tuple(self._children):
             try:
-                found, _, used = os.wait4(pid, os.WNOHANG)
+                found, status, used = os.wait4(pid, os.WNOHANG)
                 ended = found == pid
+                if ended and os.WIFEXITED(status):
+                    self._codes[pid] = os.WEXITSTATUS(status)
                 if ended and self._metered is not None:
                     self._cpu_s[pid] = used.ru_utime + used.ru_stime
             except ChildProcessError:  # reaped elsewhere in this process
@@ -469,14 +478,6 @@ def _start_ticks(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _run_document(run: JobRun | None) -> dict[str, Any] | None:
-    return None if run is None else {"start_s": run.start_s, "held_s": run.held_s, "slots": run.slots}
-
-
-def _run_from(document: Mapping[str, Any] | None) -> JobRun | None:
-    return None if document is None else JobRun(document["start_s"], document["held_s"], document["slots"])
 
 
 def _boot_id() -> str:

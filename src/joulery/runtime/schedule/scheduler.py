@@ -156,9 +156,9 @@ class Scheduler:
         self._shadowed: dict[int, ClusterAction] = {}
         self._released = ReleasedJobs(timing.start_s)
         self._ranked: frozenset[int] = frozenset()
-        self._texts: dict[int, str] = {}
-        self._explain_next = ""
+        self._texts, self._explain_next = dict[int, str](), ""
         self._grams_of: dict[str, str] = {}
+        self._unrecorded: dict[int, JobEnergy] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
         """Look at the cluster, count energy, make a round if one is due, and apply the actions that are due.
@@ -337,7 +337,9 @@ class Scheduler:
         if elapsed_s is None:
             elapsed_s = 0.0 if math.isnan(self._looked_s) else max(0.0, now_s - self._looked_s)
         self._looked_s = now_s
-        totals, carbon, state = self._energy.read(snapshot), self._intensity.history(now_s), self.state
+        # Totals of a job that is over are read once: they are kept until they are recorded.
+        totals = self._unrecorded = {**self._unrecorded, **self._energy.read(snapshot)}
+        carbon, state = self._intensity.history(now_s), self.state
         self._grams_of = {} if carbon is None else {"signal": carbon.signal.value, "scope": carbon.scope.value}
         ended = (job for job in snapshot.jobs if job.state.over and job.id in state.tallies)
         tallies, seen, who, changed = dict(state.tallies), dict(state.energy_seen), dict(state.who), []
@@ -353,6 +355,7 @@ class Scheduler:
         changed = [job for job in changed if job not in state.tallies or differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
+        self._unrecorded = {}
 
     def _check_saved(self, job: ClusterJob) -> None:
         """Record a job that lost most of its progress when it was stopped, so that it is never stopped again."""
