@@ -37,10 +37,12 @@ def disk_errors(path: Path, setting: str = "--out") -> Iterator[None]:
         setting: The flag or key that names another folder.
 
     Raises:
-        CapabilityError: Any ``OSError`` inside the block.
+        CapabilityError: Any ``OSError`` inside the block but a ``BrokenPipeError``, which stays one.
     """
     try:
         yield
+    except BrokenPipeError:  # a reader that has enough is no disk that refuses
+        raise
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         hint = _HINTS.get(error.errno or 0, "").format(setting=setting)
