@@ -28,5 +28,5 @@ def test_tokens(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=complaint):
             read_token(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_token(tmp_path / "nothing")

@@ -137,3 +137,10 @@ def test_a_push_is_what_a_collector_expects(node):
     assert power["unit"] == "W" and power["gauge"]["dataPoints"][0]["asDouble"] == pytest.approx(100.0)
     tokens = metrics["joulery.model.tokens"]["sum"]["dataPoints"]
     assert sorted(point["asDouble"] for point in tokens) == [40.0, 60.0]
+
+
+def test_an_address_that_is_not_here_is_said_of_its_own_flag():
+    with pytest.raises(ConfigError) as refused:
+        MetricsServer("192.0.2.7", 0, lambda: (b"", ""), lambda: "")
+    assert refused.value.pointer == "--listen"
+    assert "Errno" not in refused.value.message

@@ -90,3 +90,13 @@ def test_a_written_file_replaces_a_foreign_link_or_pipe(tmp_path: Path) -> None:
         assert not path.is_symlink()
         assert path.read_bytes() == b"{}"
     assert target.read_text() == "kept"
+
+
+def test_a_reader_that_goes_away_is_no_disk_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with pytest.raises(BrokenPipeError):
+            write_named(Path(f"/proc/self/fd/{writing}"), "a page")
+    finally:
+        os.close(writing)

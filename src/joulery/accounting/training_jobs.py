@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from joulery.domain.cluster import JobRun
 from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.quality import Quality, weakest
 
@@ -30,6 +31,8 @@ class Look:
         progress_ratio: Share of its work that is done; NaN where it does not report progress.
         energy_j, slot_j: Energy of the job and of its slots since then; NaN where nothing measures it.
         quality: Of that energy.
+        run: Its present run, or its last one; None where the cluster times no runs.
+        covered_s: Time on slots that the energy covers; NaN for all of it.
     """
 
     t_s: float
@@ -40,6 +43,8 @@ class Look:
     energy_j: float
     slot_j: float
     quality: Quality = Quality.MEASURED
+    run: JobRun | None = None
+    covered_s: float = field(default=float("nan"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,9 @@ class Tally:
         window: The present stretch; None while it waits.
         job_w: Power of the job by number of slots, W, over the windows of its efficiency.
         rates: Progress a second by number of slots, in the last window on each.
+        run_start_s: Start of the run that was counted last, Unix seconds; 0 where the cluster times none.
+        run_s: How much of that run is in ``executed_s``.
+        ahead_s: Time that the energy covers and that ``executed_s`` has not reached yet.
     """
 
     executed_s: float = 0.0
@@ -99,6 +107,9 @@ class Tally:
     window: JobWindow | None = None
     job_w: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     rates: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    run_start_s: float = 0.0
+    run_s: float = 0.0
+    ahead_s: float = 0.0
 
     def degradation(self, slots: int, least: int) -> float:
         """``EFF(slots) / EFF(least)`` in [0.05, 1] (Eq. 4); NaN until both are measured."""
@@ -132,6 +143,9 @@ class MeasureRules:
 def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries | None) -> Tally:
     """The tally after one more look; energy and time only grow.
 
+    The time on slots is that of the job's runs, whenever it is looked at, where the cluster times them; else the time
+    between looks at which it held slots.
+
     Args:
         tally: Before.
         look: What was seen.
@@ -140,7 +154,7 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
     """
     if look.slots == 0:
         # Energy up to its stop is reported after the stop: it counts, and the time since does not.
-        tally = _charged(tally, look, carbon) if look.energy_j > 0 else tally
+        tally = _charged(tally, look, carbon)
         return replace(tally, window=None, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
     tally = _charged(tally, look, carbon)
     window = tally.window
@@ -157,11 +171,37 @@ def grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None
     return energy_j * carbon.mean(t0_s, max(t0_s, t1_s)) / JOULES_PER_KWH
 
 
+def _held_s(tally: Tally, look: Look) -> float:
+    """Time on slots to add: what the run of the job has grown by."""
+    elapsed_s = look.elapsed_s if look.slots else 0.0
+    if look.run is None:
+        return elapsed_s
+    known = tally.run_start_s == look.run.start_s
+    counted_s = tally.run_s if known else 0.0
+    if math.isnan(look.run.held_s):  # its start alone is known: no look counts time from before it
+        return min(elapsed_s, max(0.0, look.t_s - look.run.start_s - counted_s))
+    if not known and tally.window is not None and not tally.run_start_s:
+        return min(elapsed_s, look.run.held_s)  # an earlier version counted this run from look to look
+    return max(0.0, look.run.held_s - counted_s)
+
+
 def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
-    held_s = look.elapsed_s if look.slots else 0.0
-    ran = replace(tally, executed_s=tally.executed_s + held_s, slot_s=tally.slot_s + held_s * look.slots)
+    held_s = _held_s(tally, look)
+    slots = look.slots if look.run is None else look.run.slots
+    ran = replace(tally, executed_s=tally.executed_s + held_s, slot_s=tally.slot_s + held_s * slots)
+    if look.run is not None:
+        same = tally.run_start_s == look.run.start_s
+        counted_s = tally.run_s + held_s if same else held_s
+        if not math.isnan(look.run.held_s):
+            counted_s = max(counted_s, look.run.held_s)
+        ran = replace(ran, run_start_s=look.run.start_s, run_s=counted_s)
     if math.isnan(look.energy_j):
-        return replace(ran, unmetered_s=tally.unmetered_s + look.elapsed_s)
+        return replace(ran, unmetered_s=tally.unmetered_s + held_s)
+    if not math.isnan(look.covered_s):
+        ahead_s = tally.ahead_s + look.covered_s - held_s
+        ran = replace(ran, unmetered_s=tally.unmetered_s + max(0.0, -ahead_s), ahead_s=max(0.0, ahead_s))
+    if not look.slots and not look.energy_j > 0:
+        return ran
     carbon_g = grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
     known = not math.isnan(carbon_g)
     return replace(

@@ -109,10 +109,14 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
             create_run(run_folder, kind="schedule", argv=request.argv, details=details) as run,
             Journal(folder / f"journal-{mode}.jsonl") as journal,
         ):
+            last: list[Mapping[str, Any]] = [{}]
 
             def log(kind: str, fields: Mapping[str, Any]) -> None:
                 run.log(kind, **fields)
-                say({"kind": kind, **fields})
+                failed = {**fields, "reason": ""} if fields.get("outcome") == "failed" else {}
+                if not failed or failed != last[0]:  # an action that is tried at every look is said once
+                    say({"kind": kind, **fields})
+                last[0] = failed or ({} if kind == "action" else last[0])
 
             scheduler = _scheduler(site, mode, backend, journal, log)
             acts = mode is Mode.ACT and jobs.backend != "local"
@@ -123,7 +127,7 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
                 run_one_round(scheduler, jobs.poll_s, jobs.grace_s, stop)
                 return
             with _own_limits(jobs, backend, limits if mode is Mode.ACT else None, log, stop):
-                run_scheduler(scheduler, jobs.poll_s, stop)
+                run_scheduler(scheduler, jobs.poll_s, stop, lambda text: say({"kind": "note", "text": text}))
             if acts:
                 released = release_all(backend)
                 log("note", {"text": f"stopped: released {len(released)} held jobs"})

@@ -33,6 +33,22 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class JobRun:
+    """One run of a job, from a start to the end of its processes.
+
+    Attributes:
+        start_s: When it started, Unix seconds. No two runs of a job start at the same time.
+        held_s: How long it has held its slots, seconds: until its end, or until now. NaN where the cluster gives the
+            start alone.
+        slots: Slots it holds or held.
+    """
+
+    start_s: float
+    held_s: float
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterJob:
     """One job as the cluster shows it. A slot is a GPU, or a slice of CPU cores where there are no GPUs.
 
@@ -75,6 +91,7 @@ class ClusterJob:
         deadline_s: When its owner needs it at the latest, Unix seconds; infinite for no deadline.
         limit_s: Longest time it runs on its shape, as its owner states; NaN where unknown.
         account: The account that its use is charged to; empty where the cluster has none.
+        run: Its present run, or its last one while it waits and when it is over; None where the cluster times no runs.
     """
 
     id: int
@@ -114,6 +131,7 @@ class ClusterJob:
     deadline_s: float = math.inf
     limit_s: float = field(default=float("nan"))
     account: str = ""
+    run: JobRun | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_slots <= self.max_slots:
@@ -135,6 +153,9 @@ class Placement:
         kind: What names jobs alike: its owner and name; empty where unknown.
         hosts: The nodes it runs on, its first one first; empty where unknown.
         host: This node among them.
+        run: The run of the job; None where the machine times no runs.
+        ended: Whether the run is over.
+        cpu_s: Processor seconds of a run that is over, all of its processes together; NaN where unknown.
     """
 
     job: int
@@ -145,6 +166,9 @@ class Placement:
     kind: str = ""
     hosts: tuple[str, ...] = ()
     host: str = ""
+    run: JobRun | None = None
+    ended: bool = False
+    cpu_s: float = field(default=float("nan"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +180,14 @@ class JobEnergy:
         slot_j: Joules of its slots alone (GPU boards, or the share of the processor), for power per slot.
         quality: The weakest of its parts.
         source: What counted it; totals of one source only grow, another starts at 0.
+        covered_s: Time on slots that these joules cover, seconds; NaN for all of it since the source counts the job.
     """
 
     energy_j: float
     slot_j: float
     quality: Quality
     source: str
+    covered_s: float = field(default=float("nan"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,43 +13,57 @@ from typing import IO, Any
 from joulery.domain.errors import CapabilityError, DataError
 
 _HINTS = {
-    errno.ENOSPC: "free some space or name another folder with --out; what was written before is kept",
-    errno.EDQUOT: "the disk quota is used up: free some space or name another folder with --out",
-    errno.EFBIG: "a limit on file size stands in the way (ulimit -f): raise it or name another folder with --out",
-    errno.EROFS: "the file system is read-only: name another folder with --out",
-    errno.EACCES: "name a folder you may write to with --out",
-    errno.EPERM: "name a folder you may write to with --out",
-    errno.ENOTDIR: "a file stands where a folder is needed: name another folder with --out",
-    errno.EEXIST: "a file stands where a folder is needed: name another folder with --out",
+    errno.ENOSPC: "free some space or name another folder with {setting}; what was written before is kept",
+    errno.EDQUOT: "the disk quota is used up: free some space or name another folder with {setting}",
+    errno.EFBIG: "a limit on file size stands in the way (ulimit -f): raise it or name another folder with {setting}",
+    errno.EROFS: "the file system is read-only: name another folder with {setting}",
+    errno.EACCES: "name a folder you may write to with {setting}",
+    errno.EPERM: "name a folder you may write to with {setting}",
+    errno.ENOTDIR: "a file stands where a folder is needed: name another folder with {setting}",
+    errno.EEXIST: "a file stands where a folder is needed: name another folder with {setting}",
 }
 
 
+STATE_SETTING = "jobs.state of the site file"
+"""Where the files of scheduled jobs lie."""
+
+
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path, setting: str = "--out") -> Iterator[None]:
     """Turn the operating system's refusal to write ``path`` into an error a person can act on.
 
+    Args:
+        path: What is written.
+        setting: The flag or key that names another folder.
+
     Raises:
-        CapabilityError: Any ``OSError`` inside the block.
+        CapabilityError: Any ``OSError`` inside the block but a ``BrokenPipeError``, which stays one.
     """
     try:
         yield
+    except BrokenPipeError:  # a reader that has enough is no disk that refuses
+        raise
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise CapabilityError(
-            f"cannot write {path}: {reason}", resource=str(path), hint=_HINTS.get(error.errno or 0, "")
-        ) from error
+        hint = _HINTS.get(error.errno or 0, "").format(setting=setting)
+        raise CapabilityError(f"cannot write {path}: {reason}", resource=str(path), hint=hint) from error
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object], setting: str = "--out") -> None:
     """Let ``write`` fill a new file, then put it in the place of ``path``: readers see the old one or the new one.
 
     Whatever stands there is replaced, a link or a pipe too: a folder that others may write to holds no trap.
+
+    Args:
+        path: The file.
+        write: Fills it.
+        setting: As for :func:`disk_errors`.
 
     Raises:
         CapabilityError: The disk refuses; ``path`` is as it was and no leftover stays.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path):
+    with disk_errors(path, setting):
         try:
             with draft.open("wb") as file:
                 write(file)

@@ -31,7 +31,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.errors import CapabilityError, DataError
-from joulery.store.files import disk_errors, read_json, write_atomically
+from joulery.store.files import STATE_SETTING, disk_errors, read_json, write_atomically
 
 _LARGEST_NOTE_BYTES = 4096
 
@@ -48,7 +48,7 @@ class JobBook:
         Raises:
             CapabilityError: The disk refuses.
         """
-        with disk_errors(self._folder):
+        with disk_errors(self._folder, STATE_SETTING):
             self._folder.mkdir(parents=True, exist_ok=True)
             number = max(self._numbers(), default=0) + 1
             while True:
@@ -69,7 +69,7 @@ class JobBook:
         """
         with ExitStack() as stack:
             if self._folder.is_dir():
-                with disk_errors(self._folder):
+                with disk_errors(self._folder, STATE_SETTING):
                     fd = os.open(self._folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -108,11 +108,11 @@ class JobBook:
             text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         except TypeError:  # a command or an environment that is not UTF-8
             text = json.dumps(document, indent=2).encode() + b"\n"
-        write_atomically(self.folder(job) / f"{fact}.json", lambda file: file.write(text))
+        write_atomically(self.folder(job) / f"{fact}.json", lambda file: file.write(text), STATE_SETTING)
 
     def remove(self, job: int, fact: str) -> None:
         """Take a document back; nothing happens where there is none."""
-        with disk_errors(self.folder(job)):
+        with disk_errors(self.folder(job), STATE_SETTING):
             (self.folder(job) / f"{fact}.json").unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import orjson
 
-from joulery.store.files import disk_errors, json_bytes, write_atomically
+from joulery.store.files import STATE_SETTING, disk_errors, json_bytes, write_atomically
 
 
 class Journal:
@@ -31,7 +31,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with disk_errors(path):
+        with disk_errors(path, STATE_SETTING):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             content = path.read_bytes()
@@ -54,7 +54,7 @@ class Journal:
             CapabilityError: The disk refuses; the journal is unchanged.
         """
         line = _line(kind, fields)
-        with disk_errors(self.path):
+        with disk_errors(self.path, STATE_SETTING):
             length = os.fstat(self._fd).st_size
             try:
                 written = 0
@@ -71,8 +71,8 @@ class Journal:
     def replace(self, entries: list[dict[str, Any]]) -> None:
         """Replace the whole journal by these objects, atomically."""
         text = b"".join(json_bytes(entry, orjson.OPT_NON_STR_KEYS) + b"\n" for entry in entries)
-        write_atomically(self.path, lambda file: file.write(text))
-        with disk_errors(self.path):
+        write_atomically(self.path, lambda file: file.write(text), STATE_SETTING)
+        with disk_errors(self.path, STATE_SETTING):
             os.close(self._fd)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 

@@ -14,8 +14,8 @@ import pytest
 
 from joulery.adapters.clusters.local import LocalBackend, Slot, _alive
 from joulery.adapters.clusters.progress import output_pattern
-from joulery.domain.cluster import ClusterJob, Hold, JobState, Order, Release, Start, Stop
-from joulery.domain.errors import ActuationError
+from joulery.domain.cluster import ClusterJob, Hold, JobRun, JobState, Order, Release, Start, Stop
+from joulery.domain.errors import ActuationError, CapabilityError
 from joulery.store.jobs import JobBook
 from tests.waiting import wait_until
 
@@ -103,6 +103,121 @@ def test_a_job_waits_until_it_is_started_and_ends(machine: Machine) -> None:
     done = machine.until(number, lambda job: job.state.over)
     assert (done.state, done.exit_code, done.slots) == (JobState.DONE, 0, 0)
     assert machine.output(number) == "hello\n"
+
+
+def run_of(job: ClusterJob) -> JobRun:
+    assert job.run is not None
+    return job.run
+
+
+def ended_after(machine: Machine, number: int, seconds: float) -> ClusterJob:
+    """The job as the next look finds it: its runner wrote the exit code so long after the start."""
+    run = machine.book.read(number, "run")
+    assert run is not None
+    wait_until(lambda: not _alive(run), "the end of the run")
+    at_s = run["since_s"] + seconds
+    os.utime(machine.book.folder(number) / f"exit.{run['restarts']}", (at_s, at_s))
+    return machine.job(number)
+
+
+def test_a_run_lasts_until_its_runner_ended_whenever_the_next_look_is(machine: Machine) -> None:
+    number = machine.submit("", most=2)
+    machine.backend.apply(Start(number, 2))
+    machine.boot_s = 300.0
+
+    done = ended_after(machine, number, 1.5)
+    assert (done.state, run_of(done).slots) == (JobState.DONE, 2)
+    assert run_of(done).held_s == pytest.approx(1.5, abs=1e-5)
+    assert machine.job(number, machine.another()).run == done.run, "and another process says the same"
+
+
+def test_a_clock_that_is_set_makes_no_run_longer_than_it_can_have_been(machine: Machine) -> None:
+    number = machine.submit("")
+    machine.backend.apply(Start(number, 1))
+    machine.boot_s = 20.0
+
+    assert run_of(ended_after(machine, number, 3600.0)).held_s == 20.0
+
+
+def test_a_run_under_way_has_held_its_slots_until_now_and_a_stopped_one_until_its_end(machine: Machine) -> None:
+    number = machine.submit(SAVES)
+    assert machine.job(number).run is None
+    machine.backend.apply(Start(number, 1))
+    machine.said(number, "start")
+    machine.boot_s = 40.0
+    assert run_of(machine.job(number)).held_s == 40.0
+
+    machine.backend.apply(Stop(number))
+    machine.boot_s = 45.0
+    stopped = ended_after(machine, number, 42.0)
+    assert (stopped.state, stopped.slots) == (JobState.WAITING, 0)
+    assert run_of(stopped).held_s == pytest.approx(42.0, abs=1e-5)
+    machine.backend.apply(Start(number, 1))
+    again = run_of(machine.job(number))
+    assert again.start_s > run_of(stopped).start_s and again.held_s == 0.0
+
+
+def test_a_killed_run_ends_when_it_is_found_gone_and_of_others_the_end_is_unknown(machine: Machine) -> None:
+    number = machine.submit(SLEEP)
+    machine.backend.apply(Start(number, 1))
+    (placement,) = machine.backend.placements()
+    machine.boot_s = 30.0
+    machine.job(number)
+    os.killpg(placement.pids[0], signal.SIGKILL)
+    run = machine.book.read(number, "run")
+    assert run is not None
+    wait_until(lambda: not _alive(run), "the end of the run")
+    machine.boot_s = 35.0
+
+    assert machine.another()._held(number, run) is None
+    assert run_of(machine.job(number)).held_s == 35.0
+
+
+def test_every_run_is_placed_once_after_its_end_with_its_processor_time(machine: Machine) -> None:
+    assert machine.backend.metered() == ()
+    short = machine.submit("")
+    machine.backend.apply(Start(short, 1))
+    machine.boot_s = 300.0
+    ended_after(machine, short, 2.0)
+
+    (placement,) = machine.backend.metered()
+    assert (placement.job, placement.ended, placement.slots) == (short, True, 1)
+    assert placement.run is not None and placement.run.held_s == pytest.approx(2.0, abs=1e-5)
+    assert placement.cpu_s > 0, "an interpreter was started"
+    assert machine.backend.metered() == ()
+
+
+def test_on_a_full_disk_a_job_that_ended_is_listed_and_neither_over_nor_started_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = machine.submit("")
+    machine.backend.apply(Start(number, 1))
+    machine.boot_s = 300.0
+    run = machine.book.read(number, "run")
+    assert run is not None
+    wait_until(lambda: not _alive(run), "the end of the run")
+
+    def refuse(job: int, fact: str, document: object) -> None:
+        raise CapabilityError(f"cannot write {fact}.json: No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(machine.book, "write", refuse)
+        seen = machine.job(number)
+        assert (seen.state, seen.slots) == (JobState.WAITING, 0)
+        assert seen.exempt == "it ended, which is not recorded yet: cannot write over.json: No space left on device"
+        with pytest.raises(ActuationError, match="cannot start"):
+            machine.backend.apply(Start(number, 1))
+    assert machine.job(number).state is JobState.DONE
+
+
+def test_a_job_whose_exit_code_the_disk_refused_has_that_of_its_runner(machine: Machine) -> None:
+    number = machine.submit("raise SystemExit(3)")
+    draft = machine.book.folder(number) / "exit.0.tmp"
+    draft.mkdir()  # the runner cannot write there, as on a full disk
+    machine.backend.apply(Start(number, 1))
+
+    failed = machine.until(number, lambda job: job.state.over)
+    assert (failed.state, failed.exit_code, failed.restarts) == (JobState.FAILED, 3, 0)
 
 
 def test_a_job_that_fails_by_itself_is_not_started_again(machine: Machine) -> None:

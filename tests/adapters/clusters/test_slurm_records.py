@@ -125,6 +125,19 @@ def test_host_lists() -> None:
     assert expand_hosts("") == ()
 
 
+@pytest.mark.parametrize(
+    ("word", "held_s"), [("RUNNING", math.nan), ("COMPLETED", 90.0), ("FAILED", 90.0), ("COMPLETING", math.nan)]
+)
+def test_a_run_is_timed_by_slurms_start_and_when_it_is_over_by_its_end(word: str, held_s: float) -> None:
+    run = job(job_state=word, start_time=number(1000), end_time=number(1090)).run
+    assert run is not None and (run.start_s, run.slots) == (1000.0, job().shape)
+    assert run.held_s == pytest.approx(held_s, nan_ok=True)
+
+
+def test_a_requeued_job_has_no_run_for_its_start_is_a_forecast() -> None:
+    assert job(job_state="PENDING", start_time=number(1000), end_time=number(1090)).run is None
+
+
 def test_an_unknown_state_keeps_its_slots_out_of_reach() -> None:
     assert job(job_state="QUANTUM").slots == 2
 

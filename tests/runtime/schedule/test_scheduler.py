@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.energy import SourceTotal
 from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.polling import run_scheduler
 from joulery.runtime.schedule.rounds import JournaledPolicy, SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, TickResult, release_all
 from joulery.runtime.schedule.state import (
@@ -493,6 +495,45 @@ def test_what_is_started_between_rounds_is_written_down_before_it_is_done(world)
     world.cluster.apply = apply
     world.crash()
     assert world.scheduler.state.target[2] == 1 and world.scheduler.state.waiting == ()
+
+
+def test_a_journal_that_cannot_be_written_stops_the_actions_and_not_the_scheduler(
+    world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world(FakeCluster(slots=2))
+    for number in (1, 2, 3):
+        world.cluster.submit(number)
+    said: list[str] = []
+    stop = threading.Event()
+    ticks = 0
+
+    def refuse(kind: str, **fields: object) -> dict[str, object]:
+        raise CapabilityError("cannot write journal: No space left on device")
+
+    full = pytest.MonkeyPatch()
+    full.setattr(world.journal, "append", refuse)
+    real = world.scheduler.tick
+
+    def tick(now_s: float, elapsed_s: float) -> TickResult:
+        nonlocal ticks
+        ticks += 1
+        if ticks == 4:
+            full.undo()
+        stop.set() if ticks == 6 else None
+        if ticks > 1 and ticks < 5:
+            assert not world.cluster.actions, "nothing was done that was not written first"
+        return real(world.now_s, elapsed_s)
+
+    monkeypatch.setattr(world.scheduler, "tick", tick)
+    run_scheduler(world.scheduler, 0.0, stop, said.append)
+
+    assert [text.partition(":")[0] for text in said] == [
+        "nothing is started or stopped until this can be written", "the disk takes writes again",
+    ]  # fmt: skip
+    monkeypatch.undo()
+    world.run(400.0)
+    assert not world.cluster.running() and all(job.state.over for job in world.cluster.jobs.values())
+    assert sorted(entry["job"] for entry in world.said("over")) == [1, 2, 3]
 
 
 def test_newcomers_queue_by_submission_and_start_at_the_size_of_their_kind(world) -> None:

@@ -47,6 +47,24 @@ def test_a_time_that_is_over_or_none_is_refused(
     assert flag != "--by" or "over" in said or "expected a moment such as 2026-11-27T18:00, or a time from now" in said
 
 
+@pytest.mark.parametrize(("limit", "late"), [("3h", True), ("1h", False)])
+def test_a_job_that_may_end_after_it_is_needed_is_queued_with_a_remark(
+    limit: str, late: bool, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--by", "2h", "--time", limit, "--", "true"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "job 1\n"
+    assert said.err == ("joulery: --time 3h is longer than until --by 2h: the job may end too late\n" if late else "")
+
+
+def test_a_page_and_json_are_both_written(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--", "true"]) == 0
+    capsys.readouterr()
+    assert main(["jobs", "--json", "--html", "jobs.html"]) == 0
+    assert [row["job"] for row in json.loads(capsys.readouterr().out)["jobs"]] == [1]
+    assert (site / "jobs.html").read_text().startswith("<!doctype html>")
+
+
 def test_a_command_and_an_environment_that_are_no_text_are_kept_byte_by_byte(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

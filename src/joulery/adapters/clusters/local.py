@@ -18,7 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from joulery.domain.cluster import (
     ClusterJob,
     ClusterSnapshot,
     Hold,
+    JobRun,
     JobState,
     Order,
     Placement,
@@ -42,7 +43,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, DataError
 _RUNNER = (
     'read -r go || exit 125; exec </dev/null; cd "$1" || exit 126; exit_file=$2; shift 2; trap : TERM INT HUP; '
     '"$@"; code=$?; '
-    'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"'
+    'printf "%s" "$code" >"$exit_file.tmp" && mv "$exit_file.tmp" "$exit_file"; exit "$code"'
 )
 _ASKED = frozenset({"command", "cwd", "environment", "name", "owner", "min_slots", "max_slots", "submit_s"})
 _MOST_KILLS = 5
@@ -117,6 +118,10 @@ class LocalBackend:
         self._pattern, self._now_s, self._boot_s = pattern, now_s, boot_s
         self._over: dict[int, ClusterJob] = {}
         self._children: set[int] = set()
+        self._cpu_s: dict[int, float] = {}
+        self._codes: dict[int, int] = {}
+        self._metered: dict[int, dict[str, Any]] | None = None
+        self._seen: set[int] = set()
 
     def snapshot(self) -> ClusterSnapshot:
         """Every job as its processes and files show; a job that outlived its grace is killed."""
@@ -140,6 +145,27 @@ class LocalBackend:
                 found.append(Placement(number, (run["pid"],), len(run["slots"]), tuple(run.get("gpus", ()))))
         return tuple(found)
 
+    def metered(self) -> tuple[Placement, ...]:
+        """Where every job with a living process runs, and every run that ended since the last call, once.
+
+        A run that began and ended between two calls is among them if this backend started it.
+        """
+        found, last = [], self._metered or {}
+        self._metered = {}
+        alive = {placement.job: placement for placement in self.placements()}
+        self._reap()
+        for number in sorted(alive.keys() | last.keys()):
+            run, before = self._run(number), last.get(number)
+            if before is not None and (number not in alive or run is None or before["pid"] != run["pid"]):
+                held, cpu_s = self._held(number, before), self._cpu_s.pop(before["pid"], math.nan)
+                gpus = tuple(before.get("gpus", ()))
+                found.append(Placement(number, (before["pid"],), len(before["slots"]), gpus, run=held, ended=True,
+                                       cpu_s=cpu_s))  # fmt: skip
+            if number in alive and run is not None:
+                self._metered[number] = run
+                found.append(replace(alive[number], run=self._held(number, run)))
+        return tuple(found)
+
     def apply(self, action: ClusterAction, /) -> str:
         """Start or stop a process; holding, releasing and ordering need nothing: no job here starts by itself."""
         if isinstance(action, (Hold, Release, Split, Order)):
@@ -150,7 +176,7 @@ class LocalBackend:
         with self._book.locked():
             job = self._look(action.job)
             if isinstance(action, Start):
-                if job.state is not JobState.WAITING:
+                if job.state is not JobState.WAITING or self._run(job.id) is not None:
                     raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
                 return self._start(job, action.slots)
             if job.state is JobState.RUNNING:
@@ -221,9 +247,11 @@ class LocalBackend:
             deadline_s=asked.get("deadline_s") or math.inf,
             limit_s=asked.get("limit_s") or math.nan,
             progress_ratio=self._progress(self._book.folder(number)),
+            run=JobRun(**asked["last_run"]) if asked.get("last_run") else None,
         )
         over = self._book.read(number, "over")
         if over is not None:
+            job = replace(job, run=JobRun(**over["run"]) if over.get("run") else job.run)
             ended = replace(job, state=JobState(over["state"]), exit_code=over["exit_code"], held_by_us=False)
             self._over[number] = ended
             return ended
@@ -236,6 +264,7 @@ class LocalBackend:
             slots=len(run["slots"]),
             held_by_us=False,
             start_s=run.get("since_s", math.nan),
+            run=self._held(number, run),
         )
         stop = self._book.read(number, "stop")
         if _alive(run):
@@ -246,7 +275,10 @@ class LocalBackend:
                 self._send_stop(number, run, stop)
             self._enforce(run, stop)
             return replace(started, state=JobState.STOPPING)
-        return self._ended(started, run, stop)
+        try:
+            return self._ended(started, run, stop)
+        except CapabilityError as refused:  # a full disk: the end is recorded at a later look
+            return replace(job, exempt=f"it ended, which is not recorded yet: {refused}")
 
     def _progress(self, folder: Path) -> float:
         ratio = read_progress(folder / "progress")
@@ -265,21 +297,22 @@ class LocalBackend:
     def _ended(self, job: ClusterJob, run: Mapping[str, Any], stop: Mapping[str, Any] | None) -> ClusterJob:
         """A job whose process is gone: over, or waiting for its next start."""
         code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
+        code = self._codes.get(run["pid"]) if code is None else code  # on a full disk there is no file
         if self._book.read(job.id, "cancel") is not None:
-            return self._end(job.id, JobState.CANCELLED, code)
+            return self._end(job.id, JobState.CANCELLED, code, job.run)
         finished = code == 0 and (stop is None or job.progress_ratio >= 1.0)
         failed = code not in (None, 0) and stop is None
         if finished or failed:
-            return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code)
+            return self._end(job.id, JobState.DONE if finished else JobState.FAILED, code, job.run)
         asked = self._book.read(job.id, "job") or {}
-        again: dict[str, Any] = {"restarts": run["restarts"] + 1}
+        again: dict[str, Any] = {"restarts": run["restarts"] + 1, "last_run": job.run and asdict(job.run)}
         if stop is not None and code is None and math.isnan(job.progress_ratio):
             again["stoppable"] = False  # it outlived its grace and reports no progress: it saves nothing
         if stop is None and run["boot"] == _boot_id():
             lasted_s = self._now_s() - run.get("since_s", math.nan)
             kills = 1 if lasted_s > _STEADY_S else asked.get("kills", 0) + 1
             if kills > _MOST_KILLS:
-                return self._end(job.id, JobState.FAILED, code)
+                return self._end(job.id, JobState.FAILED, code, job.run)
             wait_s = min(_BACK_OFF_S[1], _BACK_OFF_S[0] * 2.0 ** (kills - 1))
             again |= {"kills": kills, "again": {"boot": _boot_id(), "boot_s": self._boot_s() + wait_s}}
         self._book.write(job.id, "job", {**asked, **again})
@@ -287,9 +320,31 @@ class LocalBackend:
         self._book.remove(job.id, "stop")
         return self._look(job.id)
 
-    def _end(self, number: int, state: JobState, code: int | None) -> ClusterJob:
-        self._book.write(number, "over", {"state": state, "exit_code": code, "ended_s": self._now_s()})
+    def _end(self, number: int, state: JobState, code: int | None, run: JobRun | None = None) -> ClusterJob:
+        document = {"state": state, "exit_code": code, "ended_s": self._now_s(), "run": run and asdict(run)}
+        self._book.write(number, "over", document)
         return self._look(number)
+
+    def _held(self, number: int, run: Mapping[str, Any]) -> JobRun | None:
+        """How long a run has held its slots, until now or until its end.
+
+        The runner writes its exit code as its last act: the time of that file, or of the draft that a full disk left
+        of it, is the end. A run that was killed ends when this backend, which saw it alive, finds it gone; otherwise
+        its end is unknown.
+        """
+        since_s = run.get("since_s", math.nan)
+        if math.isnan(since_s):
+            return None
+        same_boot = run["boot"] == _boot_id() and "boot_s" in run
+        most_s = max(0.0, self._boot_s() - run["boot_s"] if same_boot else self._now_s() - since_s)
+        if _alive(run):
+            self._seen.add(run["pid"])
+            return JobRun(since_s, most_s, len(run["slots"]))
+        exit_file = self._book.folder(number) / f"exit.{run['restarts']}"
+        ends_s = [file.stat().st_mtime for file in (exit_file, Path(f"{exit_file}.tmp")) if file.exists()]
+        if not ends_s:
+            return JobRun(since_s, most_s, len(run["slots"])) if run["pid"] in self._seen else None
+        return JobRun(since_s, min(most_s, max(0.0, ends_s[0] - since_s)), len(run["slots"]))
 
     def _ended_s(self, number: int) -> float:
         return float((self._book.read(number, "over") or {"ended_s": 0.0})["ended_s"])
@@ -312,8 +367,12 @@ class LocalBackend:
         try:
             pid = self._spawn(asked, folder, restarts, slots, wait)
             gpus = [slot.gpu for slot in slots if slot.gpu is not None]
-            run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "gpus": gpus}
-            self._book.write(job.id, "run", {**run, "restarts": restarts, "since_s": self._now_s()})
+            run = {"pid": pid, "start_ticks": _start_ticks(pid), "boot": _boot_id(), "slots": mine, "gpus": gpus,
+                   "restarts": restarts, "since_s": self._now_s(), "boot_s": self._boot_s()}  # fmt: skip
+            self._book.write(job.id, "run", run)
+            self._seen.add(pid)
+            if self._metered is not None:
+                self._metered[job.id] = run
             os.write(go, b"go\n")
         finally:
             os.close(wait)
@@ -363,6 +422,7 @@ class LocalBackend:
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
             )
             self._children.add(pid)
+            self._codes.pop(pid, None)  # of an earlier process of that number
             return pid
         except OSError as error:
             raise CapabilityError(f"cannot start job {asked['id']}: {os.strerror(error.errno or 0)}") from error
@@ -374,7 +434,12 @@ class LocalBackend:
         """Reap children of this process that ended."""
         for pid in tuple(self._children):
             try:
-                ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+                found, status, used = os.wait4(pid, os.WNOHANG)
+                ended = found == pid
+                if ended and os.WIFEXITED(status):
+                    self._codes[pid] = os.WEXITSTATUS(status)
+                if ended and self._metered is not None:
+                    self._cpu_s[pid] = used.ru_utime + used.ru_stime
             except ChildProcessError:  # reaped elsewhere in this process
                 ended = True
             if ended:

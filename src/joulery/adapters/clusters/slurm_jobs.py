@@ -10,7 +10,7 @@ from datetime import datetime
 
 from joulery.adapters.clusters.slurm_records import STATES, SlurmRecord, expand_hosts, parse_shape
 from joulery.adapters.clusters.tres import parse_gpus
-from joulery.domain.cluster import ClusterJob, JobState
+from joulery.domain.cluster import ClusterJob, JobRun, JobState
 
 _PART = r"(?:(?:min|max)=\d+|by=[0-9T:.+Z-]+)"
 _SAID = re.compile(rf"\bjoulery:({_PART}(?:,{_PART})*)")
@@ -44,8 +44,7 @@ def to_job(
     resizable = user_range and not exempt and record.batch and not fixed
     low, high = owner_range(record.comment, gpus) if resizable else (gpus, gpus)
     cpus, memory_bytes = parse_shape(record.tres)
-    tagged = record.tagged
-    waits = state is JobState.WAITING
+    tagged, waits = record.tagged, state is JobState.WAITING
     if waits and not exempt and not (tagged and record.held):
         exempt = _waits_for_others(record)
     state = JobState.RUNNING if state is None else state
@@ -83,7 +82,16 @@ def to_job(
         deadline_s=owner_deadline_s(record.comment) if user_range and record.batch else math.inf,
         limit_s=60.0 * record.limit_min if record.limit_min else math.nan,
         account=record.account,
+        run=_run_of(record, state, gpus),
     )
+
+
+def _run_of(record: SlurmRecord, state: JobState, gpus: int) -> JobRun | None:
+    """Its run: of one that is over from Slurm's start to its end, else the start alone."""
+    if not record.start_s or state is JobState.WAITING:
+        return None
+    held_s = record.end_s - record.start_s if state.over and record.end_s >= record.start_s else math.nan
+    return None if state.over and math.isnan(held_s) else JobRun(record.start_s, held_s, gpus)
 
 
 def limits_of(record: SlurmRecord) -> frozenset[str]:
@@ -125,6 +133,7 @@ def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
         limits=frozenset().union(*(job.limits for job in components)),
         cpus_per_slot=sum(job.cpus_per_slot * job.shape for job in components) / shape,
         memory_per_slot_bytes=sum(job.memory_per_slot_bytes * job.shape for job in components) / shape,
+        run=None if first.run is None else replace(first.run, slots=shape),
     )
 
 

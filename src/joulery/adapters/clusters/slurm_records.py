@@ -81,6 +81,7 @@ class SlurmRecord:
         nodes_used: The nodes it runs on, as a host list.
         features: Its constraint (``--constraint``).
         start_s: When it started, Unix seconds; 0 where it did not.
+        end_s: When it ended, or is expected to, Unix seconds; 0 where unknown.
         eligible_s: Before when Slurm does not start it.
         licenses: Licenses it asks for.
         tres: All it asks for: ``cpu=4,mem=16G,node=1,billing=4``.
@@ -122,6 +123,7 @@ class SlurmRecord:
     nodes_used: str = ""
     features: str = ""
     start_s: float = 0.0
+    end_s: float = 0.0
     eligible_s: float = 0.0
     array_tasks: str = ""
     array_limit: int = 0
@@ -281,6 +283,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
         nodes_used=_text(job.get("nodes")),
         features=_text(job.get("features")),
         start_s=float(_number(job.get("start_time"))),
+        end_s=float(_number(job.get("end_time"))),
         eligible_s=float(_number(job.get("eligible_time"))),
         array_tasks=_tasks(job),
         array_limit=_number(job.get("array_max_tasks")),

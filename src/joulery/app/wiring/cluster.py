@@ -242,7 +242,7 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
     sources: list[Callable[[ClusterSnapshot], Totals]] = []
     if isinstance(backend, LocalBackend):
         try:
-            meter = job_meter(meter_specs(site.meters), backend.placements, len(machine_slots(jobs.slots)))
+            meter = job_meter(meter_specs(site.meters), backend.metered, len(machine_slots(jobs.slots)))
             sources.append(meter.read)
         except CapabilityError as error:
             note(f"jobs are not metered: {error}")

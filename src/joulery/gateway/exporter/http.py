@@ -52,8 +52,12 @@ class MetricsServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
             taken = getattr(error, "errno", None) == errno.EADDRINUSE
+            if isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL:
+                pointer = "--listen"  # the address is at fault, whatever the port
             raise ConfigError(
-                "another process listens there" if taken else f"cannot listen there: {error}",
+                "another process listens there"
+                if taken
+                else f"cannot listen there: {getattr(error, 'strerror', None) or error}",
                 pointer=pointer,
                 got=f"{host}:{port}",
                 hint="port 0 takes a free one" if taken else "",

@@ -14,7 +14,8 @@ from types import MappingProxyType
 import numpy as np
 
 from joulery.accounting.charge import ShareRule, split
-from joulery.domain.cluster import ClusterSnapshot, JobEnergy, Placement
+from joulery.accounting.training_jobs import Look
+from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobEnergy, JobRun, Placement
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.ports import Meter
 from joulery.domain.quality import Quality, weakest
@@ -34,12 +35,14 @@ class SourceTotal:
         energy_j, slot_j: Its last totals.
         beside_j, beside_slot_j: Joules since then that were counted from other sources. When this source is back, its
             total includes that time, so they are subtracted.
+        covered_s: Time on slots that its total covers; 0 where it does not say.
     """
 
     energy_j: float
     slot_j: float
     beside_j: float = 0.0
     beside_slot_j: float = 0.0
+    covered_s: float = 0.0
 
 
 NO_TOTALS: Mapping[str, SourceTotal] = MappingProxyType({})
@@ -57,13 +60,43 @@ def energy_delta(seen: Mapping[str, SourceTotal], total: JobEnergy) -> tuple[flo
     energy_j, beside_j = _less(total.energy_j - last.energy_j, last.beside_j)
     slot_j, beside_slot_j = _less(total.slot_j - last.slot_j, last.beside_slot_j)
     others = {
-        source: SourceTotal(one.energy_j, one.slot_j, one.beside_j + energy_j, one.beside_slot_j + slot_j)
+        source: replace(one, beside_j=one.beside_j + energy_j, beside_slot_j=one.beside_slot_j + slot_j)
         for source, one in seen.items()
         if source != total.source
     }
     kept = dict(list(others.items())[-(_KEPT - 1) :])
-    kept[total.source] = SourceTotal(total.energy_j, total.slot_j, beside_j, beside_slot_j)
+    covered_s = 0.0 if math.isnan(total.covered_s) else total.covered_s
+    kept[total.source] = SourceTotal(total.energy_j, total.slot_j, beside_j, beside_slot_j, covered_s)
     return energy_j, slot_j, MappingProxyType(kept)
+
+
+def covered_delta_s(seen: Mapping[str, SourceTotal], total: JobEnergy) -> float:
+    """Time on slots that the joules since the last look cover; NaN for all of it."""
+    last = seen.get(total.source, SourceTotal(0.0, 0.0))
+    before_s = last.covered_s if total.covered_s >= last.covered_s else 0.0
+    return total.covered_s - before_s
+
+
+def look_at(
+    job: ClusterJob, now_s: float, elapsed_s: float, total: JobEnergy | None, seen: Mapping[str, SourceTotal]
+) -> tuple[Look, Mapping[str, SourceTotal]]:
+    """One look at a job, and the totals to keep.
+
+    Args:
+        job: As the cluster shows it.
+        now_s: Unix seconds.
+        elapsed_s: Time since the look before.
+        total: Its energy; None where nothing measures it.
+        seen: Totals kept at the look before.
+    """
+    energy_j, slot_j, quality, covered_s = math.nan, math.nan, Quality.MEASURED, math.nan
+    if total is not None:
+        quality, covered_s = total.quality, covered_delta_s(seen, total)
+        energy_j, slot_j, seen = energy_delta(seen, total)
+    look = Look(
+        now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality, job.run, covered_s
+    )
+    return look, seen
 
 
 def _less(grown: float, counted: float) -> tuple[float, float]:
@@ -87,6 +120,7 @@ class StatedPower:
     ) -> None:
         self._slot_w, self._share_w, self._clock_s, self._after_s = slot_w, share_w, clock_s, after_s
         self._held_s: dict[int, float] = {}
+        self._runs: dict[int, JobRun] = {}
         self._source = f"stated-{time.time_ns()}"
         self._at_s = clock_s()
         self._slot_s: dict[int, float] = {}
@@ -96,15 +130,36 @@ class StatedPower:
         now_s = self._clock_s()
         elapsed_s, self._at_s = now_s - self._at_s, now_s
         for job in snapshot.jobs:
-            if job.slots:
-                self._slot_s[job.id] = self._slot_s.get(job.id, 0.0) + job.slots * elapsed_s
-                self._held_s[job.id] = self._held_s.get(job.id, 0.0) + elapsed_s
+            held_s = grown_s(job.run, self._runs.get(job.id), elapsed_s, holds=job.slots > 0)
+            if held_s > 0 or job.slots:
+                slots = job.slots or (0 if job.run is None else job.run.slots)
+                self._slot_s[job.id] = self._slot_s.get(job.id, 0.0) + slots * held_s
+                self._held_s[job.id] = self._held_s.get(job.id, 0.0) + held_s
+        self._runs = {job.id: job.run for job in snapshot.jobs if job.run is not None}
         each_w = self._slot_w + self._share_w
         return {
-            job: JobEnergy(held_s * each_w, held_s * self._slot_w, Quality.ASSUMED, self._source)
+            job: JobEnergy(
+                held_s * each_w, held_s * self._slot_w, Quality.ASSUMED, self._source, covered_s=self._held_s[job]
+            )
             for job, held_s in self._slot_s.items()
             if self._held_s[job] >= self._after_s
         }
+
+
+def grown_s(run: JobRun | None, before: JobRun | None, elapsed_s: float, *, holds: bool) -> float:
+    """Time that a job held slots since the last look, seconds.
+
+    Args:
+        run: Its present or last run; None where the cluster times none.
+        before: The run at the last look; None where it was not seen.
+        elapsed_s: Time since the last look: of a run not seen before no more than that counts.
+        holds: Whether it holds slots now.
+    """
+    if run is None or math.isnan(run.held_s):
+        return elapsed_s if holds else 0.0
+    if before is None or before.start_s != run.start_s or math.isnan(before.held_s):
+        return min(run.held_s, elapsed_s)
+    return max(0.0, run.held_s - before.held_s)
 
 
 class FirstSource:
@@ -141,12 +196,13 @@ class JobMeter:
 
     The energy of a GPU goes to the job that holds it. Of a processor's energy a job gets its share of the processor
     time, and of the idle energy its share of the slots; the rest is attributed to no job, so that the sum never exceeds
-    the energy of the machine.
+    the energy of the machine. A job that held its slots for a part of the time between two updates gets that part of a
+    board's energy and of the idle energy.
 
     Args:
         meters: What reads the machine.
         shares: What splits processor energy.
-        placements: Where jobs run now.
+        placements: Where jobs run now, and the runs that ended since the last call.
         clock_s: Seconds of a monotonic clock.
     """
 
@@ -166,6 +222,7 @@ class JobMeter:
         self._readings = [meter.read() for meter in self._meters]
         self._busy_s, self._at_s = shares.busy.read(), clock_s()
         self._placed: dict[int, Placement] = {}
+        self._parts: dict[int, float] = {}
 
     def read(self, snapshot: ClusterSnapshot) -> Totals:
         """Totals of every job seen so far; a job that is over is returned once more and dropped."""
@@ -179,11 +236,21 @@ class JobMeter:
         """Charge the energy since the last update to the jobs that ran then or run now."""
         now_s = self._clock_s()
         elapsed_s, self._at_s = now_s - self._at_s, now_s
-        placed = {placement.job: placement for placement in self._placements()}
-        holders = {**self._placed, **placed}
+        listed = tuple(self._placements())
+        ended = {placement.job: placement for placement in listed if placement.ended}
+        placed = {placement.job: placement for placement in listed if not placement.ended}
+        holders = {**self._placed, **ended, **placed}
+        held_s = {job: self._held_s(job, ended.get(job), placed.get(job), elapsed_s) for job in holders}
+        # A job alone on its slots from look to look has all of the time, whatever two clocks say of it.
+        self._parts = {
+            job: 1.0 if elapsed_s <= 0 or (job in self._placed and job in placed) else min(1.0, held_s[job] / elapsed_s)
+            for job in holders
+        }
         busy_s = self._shares.busy.read()
         all_cpu_s = np.subtract(busy_s, self._busy_s)
         cpu_s = {job: self._job_cpu_s(placement) for job, placement in holders.items()}
+        for job, placement in ended.items():
+            cpu_s[job] = cpu_s[job] + self._unseen_cpu_s(placement, all_cpu_s)
         self._busy_s = busy_s
         for number, meter in enumerate(self._meters):
             values = meter.read()
@@ -195,6 +262,10 @@ class JobMeter:
             self._readings[number] = tuple(
                 old if math.isnan(new) else new for old, new in zip(self._readings[number], values, strict=True)
             )
+        for job, grown in held_s.items():
+            if job in self._totals:
+                total = self._totals[job]
+                self._totals[job] = replace(total, covered_s=total.covered_s + grown)
         self._placed = placed
         self._drop(placed)
         return dict(self._totals)
@@ -220,28 +291,33 @@ class JobMeter:
         device, _, number = channel.device.partition(":")
         if device == "gpu":
             owners = [placement.job for placement in holders.values() if int(number) in placement.gpus]
+            whole = max(1.0, math.fsum(self._parts[job] for job in owners))
             for job in owners:
-                self._add(job, energy_j / len(owners), energy_j / len(owners), channel.quality)
+                own_j = energy_j * self._parts[job] / whole
+                self._add(job, own_j, own_j, channel.quality)
             return
         sockets = (
             [self._shares.busy.sockets.index(int(number))] if device == "cpu" and number.isdigit() else slice(None)
         )
         capacity_s = float(np.sum(np.asarray(self._shares.busy.cpus)[sockets])) * elapsed_s
         all_s = float(np.sum(all_cpu_s[sockets]))
-        held = sum(placement.slots for placement in holders.values())
+        held = math.fsum(placement.slots * self._parts[job] for job, placement in holders.items())
         of = max(self._shares.slots, held)
         for job, placement in holders.items():
             app_s = float(np.sum(cpu_s[job][sockets]))
             run, _, idle, _ = split([energy_j], [app_s], [all_s], by=ShareRule.CAPACITY, capacity_s=[capacity_s])
             own_j = float(run[0])
             slot_j = 0.0 if placement.gpus else own_j
-            self._add(job, own_j + float(idle[0]) * placement.slots / of, slot_j, channel.quality)
+            idle_j = float(idle[0]) * placement.slots * self._parts[job] / of
+            self._add(job, own_j + idle_j, slot_j, channel.quality)
 
     def _job_cpu_s(self, placement: Placement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Processor seconds of a job on each socket since the last update."""
         grown = np.zeros(len(self._shares.busy.sockets))
         for pid in placement.pids:
             key = (placement.job, pid)
+            if key not in self._trees and placement.ended:
+                continue  # the number may be another program's by now
             if key not in self._trees:
                 self._trees[key] = self._shares.tree(pid)
                 self._cpu_s[key] = (0.0,) * len(grown)
@@ -252,8 +328,27 @@ class JobMeter:
             self._cpu_s[key] = now
         return grown
 
+    def _held_s(self, job: int, ended: Placement | None, now: Placement | None, elapsed_s: float) -> float:
+        """Time that a job held slots since the last update, in a run that ended and in one that goes on."""
+        last = self._placed.get(job)
+        before = None if last is None else last.run
+        if ended is None and now is None:  # the machine times no runs, and it was there at the last update
+            return elapsed_s
+        runs = (one for one in (ended, now) if one is not None)
+        return math.fsum(grown_s(one.run, before, elapsed_s, holds=True) for one in runs)
+
+    def _unseen_cpu_s(
+        self, ended: Placement, all_cpu_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Processor seconds of a run that is over that no reading of its processes has, by how busy each socket was."""
+        seen_s = math.fsum(sum(self._cpu_s.get((ended.job, pid), ())) for pid in ended.pids)
+        busy_s = np.maximum(all_cpu_s, 0.0)
+        if not ended.cpu_s > seen_s or not busy_s.sum() > 0:
+            return np.zeros(len(busy_s))
+        return np.asarray(np.minimum(busy_s, (ended.cpu_s - seen_s) * busy_s / busy_s.sum()))
+
     def _add(self, job: int, energy_j: float, slot_j: float, quality: Quality) -> None:
-        old = self._totals.get(job, JobEnergy(0.0, 0.0, Quality.MEASURED, self.source))
+        old = self._totals.get(job, JobEnergy(0.0, 0.0, Quality.MEASURED, self.source, covered_s=0.0))
         self._totals[job] = replace(
             old,
             energy_j=old.energy_j + energy_j,

@@ -75,13 +75,34 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def run_scheduler(scheduler: Scheduler, poll_s: float, stop: threading.Event) -> None:
-    """Tick every ``poll_s`` until ``stop`` is set."""
+def run_scheduler(
+    scheduler: Scheduler, poll_s: float, stop: threading.Event, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Tick every ``poll_s`` until ``stop`` is set.
+
+    A tick that cannot be written to the disk ends before the action it could not record, and is repeated.
+
+    Args:
+        scheduler: The scheduler.
+        poll_s: From one tick to the next.
+        stop: Ends the loop.
+        say: Receives why nothing is done, once, and that it goes on.
+    """
     before_s: float | None = None
+    refused = ""
     while not stop.is_set():
         begun_s = time.monotonic()
-        scheduler.tick(time.time(), 0.0 if before_s is None else begun_s - before_s)
-        before_s = begun_s
+        try:
+            scheduler.tick(time.time(), 0.0 if before_s is None else begun_s - before_s)
+        except CapabilityError as error:
+            if not refused:
+                say(f"nothing is started or stopped until this can be written: {error}")
+            refused = str(error)
+        else:
+            if refused:
+                say("the disk takes writes again: the scheduler goes on")
+            refused = ""
+            before_s = begun_s
         stop.wait(max(0.0, poll_s - (time.monotonic() - begun_s)))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC
 from typing import Any, Protocol, runtime_checkable
 
-from joulery.accounting.training_jobs import Look, Tally, observe
+from joulery.accounting.training_jobs import Tally, observe
 from joulery.config.site import Mode
 from joulery.domain.cluster import (
     ClusterAction,
@@ -25,10 +25,9 @@ from joulery.domain.cluster import (
 )
 from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.ports import ClusterBackend
-from joulery.domain.quality import Quality
 from joulery.months import month_of
 from joulery.runtime.schedule.actions import PlannedAction, next_actions
-from joulery.runtime.schedule.energy import NO_TOTALS, energy_delta
+from joulery.runtime.schedule.energy import NO_TOTALS, look_at
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
 from joulery.runtime.schedule.intensity import IntensityTracker
 from joulery.runtime.schedule.polling import PAUSE_S, SnapshotReader
@@ -157,9 +156,9 @@ class Scheduler:
         self._shadowed: dict[int, ClusterAction] = {}
         self._released = ReleasedJobs(timing.start_s)
         self._ranked: frozenset[int] = frozenset()
-        self._texts: dict[int, str] = {}
-        self._explain_next = ""
+        self._texts, self._explain_next = dict[int, str](), ""
         self._grams_of: dict[str, str] = {}
+        self._unrecorded: dict[int, JobEnergy] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
         """Look at the cluster, count energy, make a round if one is due, and apply the actions that are due.
@@ -338,17 +337,17 @@ class Scheduler:
         if elapsed_s is None:
             elapsed_s = 0.0 if math.isnan(self._looked_s) else max(0.0, now_s - self._looked_s)
         self._looked_s = now_s
-        totals, carbon, state = self._energy.read(snapshot), self._intensity.history(now_s), self.state
+        # Totals of a job that is over are read once: they are kept until they are recorded.
+        totals = self._unrecorded = {**self._unrecorded, **self._energy.read(snapshot)}
+        carbon, state = self._intensity.history(now_s), self.state
         self._grams_of = {} if carbon is None else {"signal": carbon.signal.value, "scope": carbon.scope.value}
         ended = (job for job in snapshot.jobs if job.state.over and job.id in state.tallies)
         tallies, seen, who, changed = dict(state.tallies), dict(state.energy_seen), dict(state.who), []
         for job in (*schedulable(snapshot), *ended):
-            energy_j, slot_j, quality = math.nan, math.nan, Quality.MEASURED
-            if (total := totals.get(job.id)) is not None:
-                energy_j, slot_j, seen[job.id] = energy_delta(seen.get(job.id, NO_TOTALS), total)
-                quality = total.quality
+            look, totals_seen = look_at(job, now_s, elapsed_s, totals.get(job.id), seen.get(job.id, NO_TOTALS))
+            if totals_seen:
+                seen[job.id] = totals_seen
             self._check_saved(job)
-            look = Look(now_s, elapsed_s, job.slots, job.restarts, job.progress_ratio, energy_j, slot_j, quality)
             tallies[job.id] = observe(tallies.get(job.id, Tally()), look, self._timing.measure, carbon)
             who[job.id] = (job.owner, job.name, job.partition, job.account)
             changed.append(job.id)
@@ -356,6 +355,7 @@ class Scheduler:
         changed = [job for job in changed if job not in state.tallies or differs(state, new, job)]
         if changed:
             self.record("tallies", **tallies_event(new, changed))
+        self._unrecorded = {}
 
     def _check_saved(self, job: ClusterJob) -> None:
         """Record a job that lost most of its progress when it was stopped, so that it is never stopped again."""

@@ -52,7 +52,8 @@ def command(
         return
     if html is not None or listen is not None:
         _screen(jobs, cluster, html, listen)
-        return
+        if listen is not None or not as_json:
+            return
     rows, problems = jobs_by_cluster(jobs, cluster)
     if as_json:
         said = [{"cluster": name, **error.as_dict()} for name, error in problems.items()]

@@ -83,7 +83,10 @@ def command(
         "owner": readable(owner or user_name()),
     }
     limit_s = None if limit is None else flag_quantity(limit, TIME, "--time")
-    deadline_s = None if by is None else _deadline_s(by, time.time())
+    now_s = time.time()
+    deadline_s = None if by is None else _deadline_s(by, now_s)
+    if deadline_s is not None and limit_s is not None and limit_s > deadline_s - now_s:
+        click.echo(f"joulery: --time {limit} is longer than until --by {by}: the job may end too late", err=True)
     times = {"deadline_s": deadline_s, "limit_s": limit_s}
     number = submit_job(load(site), job, least, most, stoppable=not no_stop, **times)
     click.echo(json.dumps({"job": number}) if as_json else f"job {number}")
