@@ -62,7 +62,9 @@ def slurm_database(folder: Path) -> Iterator[str]:
 
     try:
         install = ("mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db", "--user=root")
-        subprocess.run((*install, "--auth-root-authentication-method=normal"), stdout=log, stderr=log, check=True)
+        made = subprocess.run((*install, "--auth-root-authentication-method=normal"), capture_output=True, text=True)
+        if made.returncode:
+            raise RuntimeError(f"no database could be made: {made.stdout[-2000:]}{made.stderr[-2000:]}")
         setup = folder / "setup.sql"
         setup.write_text(
             "CREATE DATABASE slurm;\nCREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'slurm';\n"

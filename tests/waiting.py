@@ -1,6 +1,7 @@
 """Waiting for something to become true. A loaded machine is slow, not wrong: only pytest's own limit ends the wait."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,3 +53,13 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def sampled(run: Path) -> None:
+    """Wait until the sampler of a run has written two readings of a meter."""
+    wait_until(lambda: any(_readings(path) >= 2 for path in (run / "samples").glob("*.samples")), "two readings")
+
+
+def _readings(path: Path) -> int:
+    header, _, records = path.read_bytes().partition(b"\n")
+    return len(records) // (8 * (1 + len(json.loads(header)["columns"]))) if records else 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from joulery.store.run.directory import open_run
-from tests.waiting import wait_until
+from tests.waiting import sampled, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -315,7 +315,7 @@ def test_a_sampler_that_dies_lowers_the_coverage_and_keeps_the_exit_code(
     lost = tmp_path / "lost"
     run = Running(tmp_path, command=f"echo ready; until [ -e {lost} ]; do sleep 0.05; done; sleep 0.7; exit 9")
     running.append(run)
-    time.sleep(0.5)
+    sampled(tmp_path / "run")
     os.kill(run.sampler, signal.SIGKILL)
     lost.touch()
     stderr = run.end()

@@ -114,7 +114,8 @@ def share_interval(right: int, count: int, confidence: float) -> Interval:
     z, share = float(ndtri((1 + confidence) / 2)), right / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return Interval(max(0.0, centre - half), share, min(1.0, centre + half))
+    # The share itself lies within, but for rounding: where it is 0 or 1, an end of the interval is.
+    return Interval(max(0.0, min(share, centre - half)), share, min(1.0, max(share, centre + half)))
 
 
 def mixed_interval(parts: Sequence[tuple[float, Interval]]) -> Interval:

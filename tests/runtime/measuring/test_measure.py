@@ -21,6 +21,7 @@ from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.runtime.measuring.terms import MeasureWarning
 from joulery.store.run.directory import open_run
+from tests.waiting import sampled
 
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 
@@ -158,10 +159,10 @@ def test_a_sampler_that_breaks_says_its_last_words(tmp_path: Path, monkeypatch: 
         pass
 
 
-def test_a_sampler_that_dies_is_a_warning_and_a_lower_coverage() -> None:
-    before = children()
-    with pytest.warns(MeasureWarning, match="ended by signal 9"), joulery.measure(meters=["fake:10"]) as m:
-        time.sleep(0.4)
+def test_a_sampler_that_dies_is_a_warning_and_a_lower_coverage(tmp_path: Path) -> None:
+    before, run = children(), tmp_path / "run"
+    with pytest.warns(MeasureWarning, match="ended by signal 9"), joulery.measure(meters=["fake:10"], out=run) as m:
+        sampled(run)
         (sampler,) = children() - before
         os.kill(sampler, signal.SIGKILL)
         time.sleep(0.4)
