@@ -155,7 +155,7 @@ def played_out(client: Client, servers: dict[str, Upstream]) -> None:
     """One server dies, then both are gone, then one comes back."""
     servers["small"].kill()
     client.until("large", 1.0)
-    assert all(answer.status_code == 200 for answer in client.answers.values())
+    assert all(answer.status_code == 200 for answer in list(client.answers.values()))
     servers["large"].kill()
     wait_until(lambda: client.latest(1)[0].status_code == 503, "503 while no upstream is left")
     servers["large"].start()
@@ -165,7 +165,7 @@ def played_out(client: Client, servers: dict[str, Upstream]) -> None:
 def check_answers(client: Client, servers: dict[str, Upstream]) -> None:
     """Each request has one answer; each that was answered was answered by a server, once but for those that died."""
     assert client.lost == []
-    assert {answer.status_code for answer in client.answers.values()} == {200, 503}
+    assert {answer.status_code for answer in list(client.answers.values())} == {200, 503}
     done = servers["large"].answered + servers["small"].answered
     for value, answer in list(client.answers.items()):
         if answer.status_code == 200:
@@ -174,5 +174,5 @@ def check_answers(client: Client, servers: dict[str, Upstream]) -> None:
             assert done[value] >= 1
         else:
             assert int(answer.headers["retry-after"]) >= 1
-    twice = [value for value in client.answers if done[value] > 1]  # others are questions of the gateway's own
+    twice = [value for value in list(client.answers) if done[value] > 1]  # others are questions of the gateway's own
     assert len(twice) <= 2 * len(SECONDS), "only what a dying server had, in each of its slots"
