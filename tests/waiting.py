@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from joulery.store.run.samples import SAMPLES, SUFFIX
+
 T = TypeVar("T")
 PATIENCE_S = 240.0
 """Longer than anything takes on a loaded machine; shorter than pytest's limit: the error names what is missing."""
@@ -57,7 +59,7 @@ def ended(pid: int) -> bool:
 
 def sampled(run: Path) -> None:
     """Wait until the sampler of a run has written two readings of a meter."""
-    wait_until(lambda: any(_readings(path) >= 2 for path in (run / "samples").glob("*.samples")), "two readings")
+    wait_until(lambda: any(_readings(path) >= 2 for path in (run / SAMPLES).glob(f"*{SUFFIX}")), "two readings")
 
 
 def _readings(path: Path) -> int:

@@ -177,7 +177,7 @@ class LocalBackend:
             job = self._look(action.job)
             if isinstance(action, Start):
                 if job.state is not JobState.WAITING or self._run(job.id) is not None:
-                    raise ActuationError(f"job {job.id} cannot start: it is {job.state}")
+                    raise ActuationError(f"job {job.id} cannot start: {job.exempt or f'it is {job.state}'}")
                 return self._start(job, action.slots)
             if job.state is JobState.RUNNING:
                 return self._stop(job.id)

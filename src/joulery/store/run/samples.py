@@ -5,7 +5,7 @@ stream), padded with spaces to a multiple of eight bytes, newline included. Reco
 nanoseconds and one float64 a column, little-endian. A torn last record is dropped on reading. ``unix_ns`` and
 ``monotonic_ns`` of the header are the same moment on both clocks.
 
-The writing end imports nothing heavy; the reading end (:mod:`joulery.store.run.recordings`) is apart for that reason.
+The writing end imports nothing heavy; the reading end (:mod:`joulery.store.run.readings`) is apart for that reason.
 """
 
 from __future__ import annotations
