@@ -205,7 +205,7 @@ def test_on_a_full_disk_a_job_that_ended_is_listed_and_neither_over_nor_started_
         seen = machine.job(number)
         assert (seen.state, seen.slots) == (JobState.WAITING, 0)
         assert seen.exempt == "it ended, which is not recorded yet: cannot write over.json: No space left on device"
-        with pytest.raises(ActuationError, match="cannot start: it ended, which is not recorded yet"):
+        with pytest.raises(ActuationError, match="not recorded"):
             machine.backend.apply(Start(number, 1))
     assert machine.job(number).state is JobState.DONE
 
