@@ -49,3 +49,19 @@ def test_work_too_short_to_be_seen_says_so():
     with pytest.raises(DataError, match=r"no core .*busy in 4 intervals") as caught:
         fit_power_line(np.zeros(4), np.full(4, 20.0), idle_w=20.0)
     assert "--runs" in caught.value.hint
+
+
+@given(st.floats(0.5, 300), st.floats(0.5, 30), st.floats(0.0, 0.3))
+def test_idle_power_is_not_below_what_was_watched_with_no_core_busy(idle_w, active_w, late_ratio):
+    """A part of each interval's work is counted one interval late, as on a machine that others keep busy."""
+    ran = np.array([0.0, 0.0, 2.0, 0.4, 2.0, 0.4, 2.0])
+    counted = ran + late_ratio * (np.roll(ran, 1) - ran)
+    counted[:2] = 0.0
+    assert fit_power_line(counted, idle_w + active_w * ran).idle_w >= idle_w * (1 - 1e-12)
+
+
+def test_a_tilted_line_is_held_to_idle_power():
+    counted, watts = np.array([0.0, 0.0, 0.5, 0.2, 0.1]), np.array([50.0, 50.0, 250.0, 60.0, 51.0])
+    line = fit_power_line(counted, watts)
+    assert line.idle_w == 50.0 and line.active_w == pytest.approx((0.5 * 200 + 0.2 * 10 + 0.1 * 1) / 0.3)
+    assert fit_power_line(counted[2:], watts[2:]).idle_w < 50.0, "where every interval has work, the line says it"

@@ -33,6 +33,9 @@ class PowerLine:
 def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float = float("nan")) -> PowerLine:
     """The line through intervals of known power and known number of busy cores, by least squares.
 
+    Idle power is not below the lowest that was watched with no core busy: work that is spread over the wrong intervals,
+    as on a machine that others keep busy, tilts the line.
+
     Args:
         busy_cores: Mean number of busy cores in each interval, float64[n].
         power_w: Mean power in each, float64[n].
@@ -53,6 +56,9 @@ def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float
         square = float(spread @ spread)
         active_w = float(spread @ watts) / square if square > 0 else 0.0
         idle_w = float(watts.mean() - active_w * cores.mean())
+        watched_w = float(np.min(watts, where=cores == 0.0, initial=np.inf))
+        if idle_w < watched_w < np.inf:
+            return fit_power_line(cores, watts, idle_w=watched_w)
     if not float(cores.max()) > 0.0:
         raise DataError(
             f"no core was busy in {len(cores)} intervals, so the power of a busy core is unknown",
