@@ -167,6 +167,38 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path) -> None:
     assert decide_again(open_run(second_folder / "run").log()).differences == ()
 
 
+def test_no_request_is_lost_where_the_controller_and_later_the_engine_server_are_killed(tmp_path: Path) -> None:
+    """What neither a run folder nor the dead engine server's ledger has is in the gateways: the next run counts it."""
+    site, state = site_file(tmp_path), tmp_path / "state"
+    with ended(state):
+        with Up(site, tmp_path, "--stay") as first:
+            url = address(first)
+            with Clients(url) as clients:
+                clients.more()
+                wait_until(lambda: rows(tmp_path / "run" / "requests.rows") > 0, "requests on disk")
+                os.kill(first.process.pid, signal.SIGKILL)
+                wait_until(lambda: health(url).get("controller") == "lost", "a gateway that says so")
+                clients.more()
+                os.kill(int((state / "engine.pid").read_text()), signal.SIGKILL)
+                wait_until(lambda: clients.outcomes["503"] > 0, "a refused request")
+                folder, out = tmp_path / "second", tmp_path / "report.json"
+                folder.mkdir()
+                with Up(site, folder, "--stay", "--json-out", str(out)) as second:
+                    second.until("/dashboard")
+                    clients.more()
+                    clients.__exit__()
+                    second.process.send_signal(signal.SIGINT)
+                    status, _, errors = second.end()
+        assert status == 0, errors
+    assert set(clients.outcomes) <= {"200", "503"}
+    report = json.loads(out.read_text())
+    apart = report["without_controller"]
+    before = rows(tmp_path / "run" / "requests.rows")
+    assert before + apart["requests"] + report["requests"] == clients.sent, "each is in one place"
+    assert apart["outcomes"]["ok"] >= 30 and report["failed"] <= clients.outcomes["503"]
+    assert 0 < report["requests_j"] < report["energy_j"]
+
+
 def _cwd(process: psutil.Process) -> str:
     try:
         return process.cwd()

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.app.serving.gateways.handle import GatewayGroup, first_unstored
 from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, state_folder
+from joulery.app.serving.gateways.stored_marks import MARKS, StoredMarks
+from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
@@ -87,6 +89,28 @@ def test_rows_that_a_killed_controller_wrote_last_are_not_taken_again(tmp_path: 
     assert first_unstored(replace(found, stored=("", 0))) == 7
 
 
+def test_the_next_controller_knows_which_records_are_stored(tmp_path: Path) -> None:
+    marks: dict[str, dict[str, int]] = {}
+    kept = StoredMarks(tmp_path)
+    for number in range(20):
+        marks[f"server {number}"] = {}
+        kept.write(marks)
+        marks[f"server {number}"]["gateway"] = number
+        kept.write(marks)
+        assert StoredMarks(tmp_path).read()[f"server {number}"] == {"gateway": number}
+    assert list(StoredMarks(tmp_path).read()) == [f"server {number}" for number in range(4, 20)]
+    assert [file.name for file in tmp_path.iterdir()] == [MARKS]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"i": 3}', b'{"i": {"p": "x"}}', b"\xff"])
+def test_damaged_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
+    assert StoredMarks(tmp_path).read() == {}
+    (tmp_path / MARKS).write_bytes(content)
+    assert StoredMarks(tmp_path).read() == {}
+    StoredMarks(tmp_path).write({"i": {"p": 1}})
+    assert StoredMarks(tmp_path).read() == {"i": {"p": 1}}
+
+
 async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started(tmp_path, monkeypatch) -> None:
     """Gateways forget it then. A controller that was killed before its next tick took it along."""
     recorder, on_disk = RequestRecorder(tmp_path / "requests.rows"), []
@@ -101,7 +125,7 @@ async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started
     group._session = SimpleNamespace(warn=lambda _: None, history=SimpleNamespace(requests=recorder))
     group._controlled, group._found = None, SimpleNamespace(gateways=())
     group._former, group._former_unknown, group._unknown = Counter(), 0, 0
-    group._folded, group.restarts, group._reviving = Counter(), 0, None
+    group._unmetered, group.restarts, group._reviving = UnmeteredRequests(SimpleNamespace(path=tmp_path)), 0, None
     await group._revive()
     assert on_disk == [1] and group.restarts == 1
 

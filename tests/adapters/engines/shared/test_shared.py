@@ -319,6 +319,7 @@ async def test_what_an_engine_server_took_with_it_is_in_the_ledger_of_the_next_o
             await asked(client)
         await eventually(lambda: played.server.ledger.next == 3)
         await engine.refresh()
+        engine.stored()
         for _ in range(2):
             await asked(client)
         await eventually(lambda: played.server.ledger.next == 5)
@@ -337,6 +338,10 @@ async def test_what_an_engine_server_took_with_it_is_in_the_ledger_of_the_next_o
         await engine.take_over(engine.link, found)
         await eventually(lambda: played.server.ledger.next == 3)
         await engine.refresh()
+        await engine.link.ask("publish", {"services": ["s"]}, None, engine.marks)
+        await engine.link.ask("look")
+        assert client._kept, "what is taken is not stored yet"
+        engine.stored()
         await engine.link.ask("publish", {"services": ["s"]}, None, engine.marks)
         await eventually(lambda: not client._kept, "a gateway that keeps nothing")
         assert len(played.entries) == 6 and played.server.ledger.ended["g"] == 3

@@ -207,7 +207,7 @@ class ControlledEngine:
         next: Number of the first ledger entry that was not taken.
         target: What was applied last; None before.
         shift_s: What its Unix time differs from the engine server's.
-        marks: Which records were taken: gateways keep the others, for the next engine server where this one is lost.
+        marks: Which records are stored: gateways keep the others, for the next engine server where this one is lost.
     """
 
     def __init__(self, plan: Any) -> None:
@@ -222,6 +222,7 @@ class ControlledEngine:
         self.target: tuple[ReplicaSpec, ...] | None = None
         self.shift_s = 0.0
         self.marks: RecordMarks = {}
+        self._taken: dict[str, int] = {}
         self._instance = ""
         self._limits: dict[str, QueueLimit | None] = {}
         self._preferred: tuple[dict[str, int], float] | None = None
@@ -233,8 +234,9 @@ class ControlledEngine:
         Raises:
             JouleryError: Its engine cannot be made.
         """
-        self.link, self._instance = link, found.instance
+        self.link, self._instance, self._taken = link, found.instance, {}
         advance(self.marks, found.marks)
+        self.marks.setdefault(self._instance, {})
         self.shift_s = (unix_s() - time.monotonic()) - found.zero_s
         await link.ask("open", self.plan, within_s=None)
 
@@ -261,15 +263,16 @@ class ControlledEngine:
                 taken: Taken = await self._ask("take", self.next, services, self.sampled)
                 self.latest = taken
                 self.next = taken.batch.first + len(taken.batch.entries)
-                mine = self.marks.setdefault(self._instance, {})
-                mine.update((one.process, one.number) for one in taken.batch.entries if one.number)
+                self._taken.update((one.process, one.number) for one in taken.batch.entries if one.number)
                 self.on_batch(taken.batch)
                 if taken.samples:
                     self.on_samples(taken.samples)
 
     def stored(self) -> None:
-        """Everything taken so far is on disk: the engine server need not keep it."""
+        """Everything taken so far is on disk: the engine server need not keep it, and gateways may forget it."""
         self._post("drop", self.next)
+        if self._instance:
+            advance(self.marks, {self._instance: self._taken})
 
     @property
     def gateways(self) -> tuple[GatewayStatus, ...]:

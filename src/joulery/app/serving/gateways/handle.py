@@ -19,6 +19,8 @@ from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
 from joulery.app.serving.gateways.engine_process import PID, EnginePlan
 from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
+from joulery.app.serving.gateways.stored_marks import StoredMarks
+from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.config.serving import RayEngine
 from joulery.config.site import Site
@@ -37,15 +39,13 @@ from joulery.gateway.joined.text import answer_relayed
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
-from joulery.runtime.served.finish import write_requests
 from joulery.runtime.serving.history import REQUESTS
-from joulery.runtime.serving.requests import ROW, RequestRecorder
+from joulery.runtime.serving.requests import ROW
 from joulery.runtime.serving.session import ServingSession
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
 
-UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-without-controller.parquet"
 _REFRESH_S = 0.2
 _ORPHANS_S = 1.0
 """Gateways of an engine server that died without a controller join the next one within this."""
@@ -107,14 +107,12 @@ class GatewayGroup:
         self.admin = admin_app(self.metrics, pages(self._latest))
         self._names, self._writer = list(names), writer
         self._engine_server, self._link, self._found = engine_server, link, found
+        self._stored_marks = StoredMarks(engine_server.folder)
         self._session: ServingSession | None = None
         self._controlled: ControlledEngine | None = None
-        self._unmetered = RequestRecorder(writer.path / UNMETERED)
-        self._outcomes: Counter[str] = Counter()
+        self._unmetered = UnmeteredRequests(writer)
         self._former: Counter[tuple[str, str]] = Counter()
-        self._folded: Counter[str] = Counter()
         self._unknown = self._former_unknown = self.restarts = 0
-        self._first_s = self._last_s = float("nan")
         self._watching: asyncio.Task[None] | None = None
         self._reviving: asyncio.Task[None] | None = None
         self._closing = False
@@ -147,6 +145,7 @@ class GatewayGroup:
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
         made.next, made.on_batch, made.prepare = first_unstored(self._found), self._take, self._prepare
+        made.marks = self._stored_marks.read()
         return made
 
     async def open_to(self, session: ServingSession) -> None:
@@ -163,9 +162,9 @@ class GatewayGroup:
         session.on_decision(self._count)
         controlled.on_samples = self._sample
         controlled.sampled = any(one.shadow is not None for one in session.services.values())
-        if self._outcomes:
+        if self._unmetered.count:
             session.warn(
-                f"{sum(self._outcomes.values())} requests ended while there was no controller: they are counted apart, "
+                f"{self._unmetered.count} requests ended while there was no controller: they are counted apart, "
                 "and their energy was not metered"
             )
 
@@ -175,19 +174,10 @@ class GatewayGroup:
         Raises:
             CapabilityError: The disk refuses.
         """
-        apart = self._unmetered.columns()
-        if len(apart):
-            write_requests(self._writer, apart, UNMETERED_SERIES)
-        self._unmetered.remove()
         return {
             "gateways": self._gateways(),
             "unknown_requests": self._unknown + self._former_unknown,
-            "without_controller": {
-                "requests": sum(self._outcomes.values()),
-                "outcomes": dict(sorted(self._outcomes.items())),
-                "from_s": self._first_s,
-                "until_s": self._last_s,
-            },
+            "without_controller": self._unmetered.report(),
             "engine_server_restarts": self.restarts,
         }
 
@@ -268,6 +258,7 @@ class GatewayGroup:
         if not recorded:  # rows of the session are on disk with the next tick, and reported as stored then
             self._unmetered.flush()
             controlled.stored()
+        self._keep_marks(controlled)
         self._publish()
         await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next - recorded)
 
@@ -315,6 +306,14 @@ class GatewayGroup:
         if self._session is not None:
             with suppress(JouleryError):  # a full disk: the rows stay buffered, and the next tick says so
                 self._session.history.requests.flush()
+        if self._controlled is not None:
+            self._controlled.stored()
+            self._keep_marks(self._controlled)
+
+    def _keep_marks(self, controlled: ControlledEngine) -> None:
+        """Have the next controller know which records are stored."""
+        with suppress(JouleryError):  # a full disk: it may count some of them again
+            self._stored_marks.write(controlled.marks)
 
     def _keep_counts(self) -> None:
         """Keep the counts of an engine server that has ended; gateways report what it did not count to the next one."""
@@ -322,7 +321,7 @@ class GatewayGroup:
             self._former[one.name, "received"] += one.ended
             self._former[one.name, "ended"] += one.ended
         self._former_unknown, self._unknown = self._former_unknown + self._unknown, 0
-        self._folded.clear()
+        self._unmetered.next_server()
 
     async def _end_engine_server(self) -> None:
         with suppress(JouleryError):
@@ -342,7 +341,10 @@ class GatewayGroup:
     def _ticked(self, tick: Tick) -> None:
         """A period is on disk: the engine server need not keep its requests."""
         if self._controlled is not None:
-            self._controlled.stored()
+            with suppress(JouleryError):  # a full disk: they are stored with the next tick
+                self._unmetered.flush()
+                self._controlled.stored()
+            self._keep_marks(self._controlled)
         self._publish()
 
     def _take(self, batch: LedgerBatch) -> None:
@@ -353,8 +355,7 @@ class GatewayGroup:
         folded: Counter[str] = Counter()
         for _, outcome, count in batch.folded:
             folded[outcome.value] += count
-        self._outcomes += folded - self._folded
-        self._folded = folded
+        self._unmetered.count_folded(folded)
         offset_s = unix_s() - time.monotonic()
         for entry in batch.entries:
             record = entry.record
@@ -363,8 +364,8 @@ class GatewayGroup:
                 start_s=record.start_s + offset_s,
                 end_s=record.end_s + offset_s,
             )
-            if self._session is None:
-                self._set_apart(moved)
+            if self._session is None or moved.end_s < self._session.started_s:
+                self._unmetered.add(moved)
             else:
                 self._record(self._session, moved)
 
@@ -375,13 +376,6 @@ class GatewayGroup:
             record = record._replace(energy=share)
         session.telemetry(record)
         self.metrics.request(record)
-
-    def _set_apart(self, record: RequestRecord) -> None:
-        self._unmetered.add(record)
-        self._outcomes[record.outcome.value] += 1
-        if not self._first_s <= record.arrival_s:
-            self._first_s = record.arrival_s
-        self._last_s = record.end_s
 
     def _sample(self, samples: Mapping[str, InferRequest]) -> None:
         if self._session is not None:
