@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import slurm_suite
+from tests.ports import free_ports
 from tests.waiting import wait_until
 
 _PROGRAMS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db", "mariadb-admin")
@@ -49,7 +50,7 @@ def slurm_database(folder: Path) -> Iterator[str]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     data, log = folder / "mariadb", (folder / "database.out").open("ab")
-    db_port, port = _free_port(), _free_port()
+    db_port, port = free_ports(2)
     started: list[subprocess.Popen[bytes]] = []
 
     def spawn(*command: str) -> subprocess.Popen[bytes]:
@@ -104,9 +105,3 @@ def slurm_database(folder: Path) -> Iterator[str]:
 def _answers(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

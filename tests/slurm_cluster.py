@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import slurm_suite
+from tests.ports import free_ports
 from tests.waiting import PATIENCE_S, wait_until
 
 SUITE = slurm_suite.use()
@@ -235,7 +236,7 @@ def slurm_cluster(
     for gpu in range(gpus):
         os.mknod(folder / f"dev/gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     host = socket.gethostname().split(".")[0]
-    port, *node_ports = _free_ports(nodes + 1)
+    port, *node_ports = free_ports(nodes + 1)
     lines = [
         f"NodeName={name}{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports[n - 1]} CPUs=4 RealMemory=1000 "
         f"Gres=gpu:{types[n - 1]}:{gpus} Features={types[n - 1]}"
@@ -275,14 +276,3 @@ def slurm_cluster(
         yield made
     finally:
         made.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -5,9 +5,7 @@
 """
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -20,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.engines.remote.triton import TritonModel, TritonProcess, config_text
+from tests.ports import free_ports
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +60,7 @@ def triton_server(folder: Path, models: Mapping[TritonModel, str]) -> Iterator[s
         (place / "1").mkdir(parents=True)
         (place / "config.pbtxt").write_text(config_text(model))
         (place / "1" / "model.py").write_text(text)
-    process = TritonProcess(str(folder / "models"), (), None, 1.0, free_ports())
+    process = TritonProcess(str(folder / "models"), (), None, 1.0, free_ports(3)[0])
     line = [*process.arguments(str(triton / "bin" / "tritonserver")), f"--backend-directory={folder / 'backends'}"]
     library = sysconfig.get_config_var("LIBDIR")
     environment = {
@@ -82,18 +81,6 @@ def triton_server(folder: Path, models: Mapping[TritonModel, str]) -> Iterator[s
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-
-
-def free_ports() -> int:
-    """The first of three ports in a row that are free, below those that the kernel gives to others meanwhile."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        try:
-            for number in (port, port + 1, port + 2):
-                socket.create_server(("127.0.0.1", number)).close()
-        except OSError:
-            continue
-        return port
 
 
 def wait_ready(url: str, running: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests.ports import free_ports
 
 _RAY = Path(sys.executable).with_name("ray")
 _STORE = "--object-store-memory=100000000"
@@ -166,12 +167,3 @@ def two_ray_nodes(cpus: int = 2, *, head_cpus: int = 2, redis: str = "", gpus: i
             for one in made.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

@@ -15,7 +15,8 @@ from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.serving.engine import ReplicaState
 from tests.adapters.engines.support import ask, toy
 from tests.contract.test_engine import NO_RAY
-from tests.two_ray_nodes import TwoNodes, free_ports, two_ray_nodes
+from tests.ports import free_port
+from tests.two_ray_nodes import TwoNodes, two_ray_nodes
 from tests.waiting import eventually
 
 REDIS = shutil.which("redis-server")
@@ -29,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    (port,) = free_ports(1)
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         line = (str(REDIS), "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "")
         with subprocess.Popen(line, stdout=subprocess.DEVNULL) as redis:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.e2e.test_up import Up
 from tests.e2e.test_up_gateways import ended, pid_of, site_file
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
@@ -98,9 +98,3 @@ def through_another_machine(folder: Path, join: str) -> dict:
             return asked(said["grpc"])
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -17,6 +17,7 @@ from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up
 from tests.fakes.mps import gpu_machine
 from tests.fakes.nvml import gpu
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.xdist_group("up")]
@@ -156,11 +157,3 @@ async def post(url: str, body: dict[str, Any]) -> httpx.Response:
 async def get(url: str) -> httpx.Response:
     async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
         return await http.get(url)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from joulery.adapters.models import smollm2
 from joulery.domain.errors import CapabilityError
+from tests.ports import free_port
 from tests.waiting import wait_until
 
 PYTHON = os.environ.get("JOULERY_VLLM", "")
@@ -63,9 +63,7 @@ def wide_url(model, tmp_path_factory):
 @contextmanager
 def server(model, folder, lanes):
     """A running server; its log is in the folder."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     line = [PYTHON, *SERVER, "--max-num-seqs", str(lanes), "--model", str(model), "--port", str(port)]
     with (

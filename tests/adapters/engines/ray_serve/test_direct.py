@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from joulery.adapters.engines.ray_serve.listener import Listener, this_machine
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.serving.engine import InferRequest
 from tests.adapters.engines.ray_serve.listening_cluster import GATE, ListeningCluster, spec
+from tests.ports import free_port
 from tests.waiting import eventually
 
 X = {"x": np.arange(6.0).reshape(2, 3), "text": np.array([b"a", b"\xff"], object)}
@@ -104,11 +104,6 @@ def test_the_gateway_s_own_event_loop_has_such_connections_too(listener):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(asked())["variant"] == "r1"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @pytest.mark.parametrize(
