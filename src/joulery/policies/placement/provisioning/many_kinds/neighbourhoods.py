@@ -208,20 +208,7 @@ class Knapsacks:
         units = np.where((room > 0) & (budget > 0), np.maximum(units, alone), NEVER)
         able = ability / (work / (np.minimum(units, 1e4) * gpu.unit_percent + k4) + k5)
         able = np.where(units < NEVER, able, np.inf)
-        kept_units, kept_able = [], []
-        left = np.full(units.shape[:2], np.inf)
-        for slot in range(_SLOTS):
-            better = able < left[:, :, None] * (1 - 1e-9)
-            fewest = np.where(better, units, NEVER).min(axis=2)
-            among = better if slot == _SLOTS - 1 else better & (units <= fewest[:, :, None])
-            left = np.where(among, able, np.inf).min(axis=2)
-            kept_units.append(fewest)
-            kept_able.append(np.where(fewest < NEVER, left, 0.0))
-            left = np.where(fewest < NEVER, left, 0.0)
-        # The last stands for all of them: as few units, and as little work, as any.
-        kept_units.append(kept_units[0])
-        kept_able.append(np.where(kept_units[0] < NEVER, able.min(axis=2), 0.0))
-        return SizeTable(np.stack(kept_units, axis=2).astype(np.int64), np.stack(kept_able, axis=2))
+        return _sizes(units, able)
 
     def choices(self, processes: int) -> Choices:
         """What a GPU with so many processes may hold of each kind."""
@@ -351,6 +338,34 @@ class Knapsacks:
             worth.patterns[offer.box] = tuple(sorted(np.repeat(offer.item[picked], offer.copies[picked]).tolist()))
             worth.power_w[offer.box] = offer.power_w[picked].sum()
             worth.cache_percent[offer.box] = offer.cache[picked].sum()
+
+
+def _sizes(units: FloatArray, able: FloatArray) -> SizeTable:
+    """Of the options of each item the fewest units, then those with ever less ability, float64[boxes, items, options].
+
+    The last slot stands for all of them: as few units, and as little work, as any.
+    """
+    shape = (*units.shape[:2], _SLOTS + 1)
+    kept_units, kept_able = np.full(shape, NEVER, np.int64), np.zeros(shape)
+    fewest = units.min(axis=2)
+    fits = fewest < NEVER
+    least = np.where(units <= fewest[:, :, None], able, np.inf).min(axis=2)
+    kept_units[:, :, 0], kept_able[:, :, 0] = fewest, np.where(fits, least, 0.0)
+    kept_units[:, :, -1], kept_able[:, :, -1] = fewest, np.where(fits, able.min(axis=2), 0.0)
+    left = np.where(fits, least, 0.0) * (1 - 1e-9)
+    row = np.nonzero(kept_able[:, :, -1] < left)
+    for slot in range(1, _SLOTS):
+        # Few items have another size, fewer a third one.
+        mine, can = units[row], able[row]
+        better = can < left[row][:, None]
+        fewest = np.where(better, mine, NEVER).min(axis=1)
+        among = better if slot == _SLOTS - 1 else better & (mine <= fewest[:, None])
+        least = np.where(among, can, np.inf).min(axis=1)
+        kept_units[(*row, slot)], kept_able[(*row, slot)] = fewest, least
+        left[row] = least * (1 - 1e-9)
+        more = kept_able[(*row, -1)] < left[row]
+        row = row[0][more], row[1][more]
+    return SizeTable(kept_units, kept_able)
 
 
 def _rent(boxes: Boxes, per_w: FloatArray, per_percent: FloatArray) -> FloatArray:
