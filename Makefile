@@ -41,7 +41,7 @@ test: $(VENV)/.dev lint ## everything that can be checked on this machine
 $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt
 	@echo "setting up $(VENV)-ray: Ray Serve"
 	$(PYTHON) -m venv $(VENV)-ray
-	$(VENV)-ray/bin/pip --disable-pip-version-check --quiet install -r requirements/ray.txt
+	$(VENV)-ray/bin/pip --disable-pip-version-check --quiet install --no-compile -r requirements/ray.txt
 	$(VENV)-ray/bin/python -c 'import site, sys; open(site.getsitepackages()[0] + "/joulery.pth", "w").write("\n".join(sys.argv[1:]))' \
 	  $(CURDIR)/src "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')"
 	@touch $@
@@ -53,7 +53,7 @@ test-ray: $(VENV)-ray/.done ## the engine on Ray Serve, beside a Ray cluster, in
 $(VENV)-triton/.done: $(VENV)/bin/python
 	@echo "setting up $(VENV)-triton: Triton for CPUs"
 	$(PYTHON) -m venv $(VENV)-triton
-	$(VENV)-triton/bin/pip --disable-pip-version-check --quiet install --no-deps nvidia-pytriton==0.7.0 numpy==1.26.4
+	$(VENV)-triton/bin/pip --disable-pip-version-check --quiet install --no-compile --no-deps nvidia-pytriton==0.7.0 numpy==1.26.4
 	@touch $@
 
 test-triton: $(VENV)-triton/.done $(VENV)/.dev ## the real Triton on this machine's CPU
