@@ -83,6 +83,13 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """A worker has ended a test. What it has ended as a whole is forgotten: all it holds is counted every time."""
+        super().mark_test_complete(node, item_index, duration)
+        group, held = group_of(self.registered_collections[node][item_index]), self.assigned_work[node]
+        if all(held[group].values()):
+            del held[group]
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         if not computes(node.gateway.id):
             self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
