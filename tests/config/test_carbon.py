@@ -155,6 +155,7 @@ def test_zones(zone: str, model: type, name: str) -> None:
         ({"file": "/nonexistent.csv"}, "--carbon no such file (got /nonexistent.csv"),
         ({"file": "-5 g/kWh"}, "--carbon must be at least 0"),
         ({"fill": "gap", "column": "x"}, "--column, --fill without a source"),
+        ({"time_column": "x"}, "--time-column without a source"),
     ],
 )
 def test_flags_that_make_no_sense(flags: dict[str, str], says: str) -> None:

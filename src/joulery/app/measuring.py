@@ -130,6 +130,7 @@ def measure(
     zone: str | None = None,
     carbon: str | Path | None = None,
     column: str | None = None,
+    time_column: str | None = None,
     timezone: str | None = None,
     scope: str | None = None,
     fill: str | None = None,
@@ -155,7 +156,7 @@ def measure(
         zone: Grid zone of the intensity, looked up after the block: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
         carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``. Without ``zone`` and
             ``carbon`` no grams are known.
-        column, timezone, scope, fill: How the file is read, as on the command line.
+        column, time_column, timezone, scope, fill: How the file is read, as on the command line.
         carbon_at: When the block is taken to have begun, for the intensity alone (labelled assumed).
         owner: Owner that the run is charged to.
         out: Keep the run in this folder; nothing is kept when not given.
@@ -174,6 +175,7 @@ def measure(
         "zone": zone,
         "carbon": str(carbon) if carbon is not None else None,
         "column": column,
+        "time_column": time_column,
         "timezone": timezone,
         "scope": scope,
         "fill": fill,

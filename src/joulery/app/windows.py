@@ -34,7 +34,7 @@ class MachineMeter(WindowMeter):
     Args:
         zone: Grid zone of the intensity, looked up when a window ends: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
         carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``.
-        column, timezone, scope, fill: How the file is read, as on the command line.
+        column, time_column, timezone, scope, fill: How the file is read, as on the command line.
         idle: How much of the machine's idle energy a window pays: ``whole`` or ``none``.
         pue: Facility energy per IT energy.
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
@@ -54,6 +54,7 @@ class MachineMeter(WindowMeter):
         zone: str | None = None,
         carbon: str | Path | None = None,
         column: str | None = None,
+        time_column: str | None = None,
         timezone: str | None = None,
         scope: str | None = None,
         fill: str | None = None,
@@ -63,8 +64,8 @@ class MachineMeter(WindowMeter):
         launcher: bool = False,
         processes: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        flags = {"zone": zone, "column": column, "timezone": timezone, "scope": scope, "fill": fill}
-        given = {name: value for name, value in flags.items() if value is not None}
+        how = {"column": column, "time_column": time_column, "timezone": timezone, "scope": scope, "fill": fill}
+        given = {name: value for name, value in {"zone": zone, **how}.items() if value is not None}
         if carbon is not None:
             given["carbon"] = str(carbon)
         source = _carbon(given)

@@ -217,6 +217,7 @@ def carbon_from_flags(
     zone: str | None = None,
     file: str | None = None,
     column: str | None = None,
+    time_column: str | None = None,
     timezone: str | None = None,
     scope: str | None = None,
     fill: str | None = None,
@@ -226,7 +227,8 @@ def carbon_from_flags(
     Args:
         zone: ``GB`` and its regions, or ``typical:GB``, ``electricity-maps:DE``, ``watttime:CAISO_NORTH``, ``uk:GB``.
         file: A CSV or Parquet file, or an intensity such as ``250 g/kWh``.
-        column: Column of the file.
+        column: Column of the file's intensity.
+        time_column: Column of its time stamps.
         timezone: Time zone of the file's stamps where they carry no offset.
         scope: ``direct`` or ``lifecycle``.
         fill: What to do about gaps: ``error``, ``gap``, ``previous:3h``, ``linear:3h``, ``forecast``.
@@ -236,16 +238,20 @@ def carbon_from_flags(
     """
     if zone is not None and file is not None:
         raise ConfigError("--zone and --carbon both say where the intensity comes from", hint="give one of them")
-    extra = {"column": column, "timezone": timezone, "scope": scope, "fill": fill}
+    extra = {"column": column, "time_column": time_column, "timezone": timezone, "scope": scope, "fill": fill}
     given = {key: value for key, value in extra.items() if value is not None}
     if file is not None:
         return _from_file(file, given)
     if zone is not None:
         return _from_zone(zone, given)
     if given:
-        flags = ", ".join(f"--{key}" for key in given)
+        flags = ", ".join(map(_flag, given))
         raise ConfigError(f"{flags} without a source of carbon intensity", hint="add --zone Z or --carbon FILE")
     return None
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
 _INTENDED_INTENSITY = re.compile(r"[-+]?\d+([.,]\d+)?(\s*[A-Za-z][^.]*)?")
@@ -289,7 +295,7 @@ def _validated(values: dict[str, object]) -> CarbonConfig:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, context = str(first["loc"][1]), first.get("ctx", {})
-        flag = "--carbon" if key in {"path", "intensity"} else f"--{key}"
+        flag = "--carbon" if key in {"path", "intensity"} else _flag(key)
         messages = {"extra_forbidden": "does not apply to this source", "literal_error": "is unknown to this source"}
         message = messages.get(first["type"], first["msg"])
         raise ConfigError(f"{flag} {message}", got=str(first["input"]), expected=context.get("expected")) from None

@@ -58,6 +58,8 @@ def test_a_bad_file(measured, rows: list[str], says: str) -> None:
         (["--carbon", "250,5 g/kWh"], "joulery: --carbon has a comma in its number (got 250,5 g/kWh, expected"),
         (["--zone", "typical:XX"], "joulery: --zone is unknown to this source (got XX, expected 'GB', 'FR' or 'DE')"),
         (["--carbon", "grid.csv", "--column", "x"], "no column x; there are timestamp_utc, ci_direct"),
+        (["--carbon", "grid.csv", "--time-column", "x"], "no column x; there are timestamp_utc, ci_direct"),
+        (["--zone", "GB", "--time-column", "x"], "--time-column does not apply to this source"),
         (["--carbon", "grid.csv", "--scope", "lifecycle"], "which column holds the lifecycle intensity"),
         (["--carbon", "grid.csv", "--timezone", "Mars/Olympus"], "unknown time zone (got Mars/Olympus"),
         (["--carbon", "grid.csv", "--fill", "zero"], "--fill not a rule for gaps"),
@@ -79,3 +81,17 @@ def test_the_error_as_json(measured) -> None:
     error = json.loads(measured("--json", "--carbon", "grid.csv", rows=[GOOD[0], GOOD[0]]))["error"]
     assert (error["kind"], error["file"], error["row"]) == ("data", "grid.csv", 3)
     assert error["hint"]
+
+
+def test_a_file_with_columns_of_any_name_is_read_once_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grid.csv").write_text("\n".join(["when,grid,rain", *(f"{row},3" for row in GOOD)]) + "\n")
+    line = ["measure", "--json", "--meter", "fake:20", "--carbon", "grid.csv", "--column", "grid"]
+    run = ["--carbon-at", "2023-01-01T01:10Z", "--", "true"]
+    assert main([*line, *run]) == 2
+    assert "--time-column" in capsys.readouterr().err
+    assert main([*line, "--time-column", "when", "--fill", "previous:3h", *run]) == 0
+    found = json.loads(capsys.readouterr().err)
+    assert found["carbon_g"] == pytest.approx(found["energy_j"] / 3.6e6 * 110, rel=1e-6)

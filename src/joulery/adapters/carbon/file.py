@@ -255,7 +255,7 @@ def _time_column(file: str, table: Table, wanted: str) -> str:
         f"no column of time stamps among {', '.join(table.columns)}",
         file=file,
         row=1,
-        hint=f"call it {TIME_COLUMNS[0]}, or name it in a site file (carbon.time_column)",
+        hint=f"call it {TIME_COLUMNS[0]}, or name it: --time-column NAME, in a site file carbon.time_column",
     )
 
 

@@ -122,7 +122,8 @@ def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
     """The source that command-line flags or keyword arguments describe; None when there are none.
 
     Args:
-        flags: ``zone`` or ``carbon`` (a file, or a stated intensity), ``column``, ``timezone``, ``scope``, ``fill``.
+        flags: ``zone`` or ``carbon`` (a file, or a stated intensity), ``column``, ``time_column``, ``timezone``,
+            ``scope``, ``fill``.
 
     Raises:
         JouleryError: As ``carbon_from_flags`` and :func:`carbon_source`.

@@ -131,6 +131,7 @@ _FLAGS = (
         "--carbon", metavar="FILE", help='Carbon intensity: a CSV or Parquet file, or a constant: "250 g/kWh".'
     ),
     click.option("--column", metavar="NAME", help="Column of the file that holds g/kWh."),
+    click.option("--time-column", metavar="NAME", help="Column of the file that holds the time stamps."),
     click.option("--timezone", metavar="TZ", help="Time zone of timestamps without an offset."),
     click.option("--scope", type=click.Choice(["lifecycle", "direct"]), help="Emissions to count."),
     click.option("--fill", metavar="RULE", help="Gaps: error, gap, previous:3h, linear:3h, forecast."),
@@ -138,7 +139,7 @@ _FLAGS = (
 
 
 def carbon_flags(command: F) -> F:
-    """Add ``--zone``, ``--carbon``, ``--column``, ``--timezone``, ``--scope`` and ``--fill`` to a command.
+    """Add ``--zone``, ``--carbon``, ``--column``, ``--time-column``, ``--timezone``, ``--scope`` and ``--fill``.
 
     The command receives them under these names; those given go to
     :func:`joulery.app.wiring.carbon.source_from_flags`.
