@@ -353,18 +353,18 @@ def _sizes(units: FloatArray, able: FloatArray) -> SizeTable:
     kept_units[:, :, 0], kept_able[:, :, 0] = fewest, np.where(fits, least, 0.0)
     kept_units[:, :, -1], kept_able[:, :, -1] = fewest, np.where(fits, able.min(axis=2), 0.0)
     left = np.where(fits, least, 0.0) * (1 - 1e-9)
-    row = np.nonzero(kept_able[:, :, -1] < left)
+    box, item = np.nonzero(kept_able[:, :, -1] < left)
     for slot in range(1, _SLOTS):
         # Few items have another size, fewer a third one.
-        mine, can = units[row], able[row]
-        better = can < left[row][:, None]
+        mine, can = units[box, item], able[box, item]
+        better = can < left[box, item][:, None]
         fewest = np.where(better, mine, NEVER).min(axis=1)
         among = better if slot == _SLOTS - 1 else better & (mine <= fewest[:, None])
         least = np.where(among, can, np.inf).min(axis=1)
-        kept_units[(*row, slot)], kept_able[(*row, slot)] = fewest, least
-        left[row] = least * (1 - 1e-9)
-        more = kept_able[(*row, -1)] < left[row]
-        row = row[0][more], row[1][more]
+        kept_units[box, item, slot], kept_able[box, item, slot] = fewest, least
+        left[box, item] = least * (1 - 1e-9)
+        more = kept_able[box, item, -1] < left[box, item]
+        box, item = box[more], item[more]
     return SizeTable(kept_units, kept_able)
 
 
