@@ -458,7 +458,23 @@ def problem_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: R
         InfeasibleError: A service can be served on none of the types.
         ConfigError: No GPU types, two services of one name, or a model that no type knows.
     """
-    kinds = kinds_of(workloads, types, rules)
+    return _problem(workloads, types, kinds_of(workloads, types, rules))
+
+
+def part_of(problem: Problem, services: Sequence[int]) -> Problem:
+    """The problem of some of the services alone, by their indices: what :func:`problem_of` makes of them."""
+    kind_of = {member: kind for kind in problem.kinds for member in kind.members}
+    members: dict[int, list[int]] = {}
+    for index, service in enumerate(services):
+        members.setdefault(kind_of[service].items[0].kind, []).append(index)
+    kinds = tuple(
+        Kind(tuple(mine), tuple(item._replace(kind=number) for item in problem.kinds[kind].items))
+        for number, (kind, mine) in enumerate(members.items())
+    )
+    return _problem([problem.workloads[service] for service in services], problem.types, kinds)
+
+
+def _problem(workloads: Sequence[Workload], types: Sequence[GpuType], kinds: tuple[Kind, ...]) -> Problem:
     items = tuple(item for kind in kinds for item in kind.items)
     packings = tuple(Packing(gpu_type, index, items) for index, gpu_type in enumerate(types))
     return Problem(workloads, types, kinds, items, packings)

@@ -232,7 +232,7 @@ def best_plan(
     # Imported on use: it builds on this module, and most sites need none of it.
     from joulery.policies.placement.provisioning.many_kinds.plan import plan_many
 
-    return plan_many(problem, rules)
+    return plan_many(problem)
 
 
 def _exactly(problem: Problem) -> Solution | None:

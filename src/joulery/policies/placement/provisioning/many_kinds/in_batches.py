@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.provisioning.column_generation import cost_of
 from joulery.policies.placement.provisioning.gpu_shares import Placed
 from joulery.policies.placement.provisioning.packing import Problem
@@ -21,22 +20,22 @@ BATCH = 90
 _FULL_RATIO = 0.97
 """Mean fullness from which GPUs that share services with one another are kept."""
 
-Planner = Callable[[Sequence[Workload]], tuple[Placed, ...]]
+Planner = Callable[[Sequence[int]], tuple[Placed, ...]]
 
 
-def plan_in_batches(workloads: Sequence[Workload], planner: Planner) -> tuple[Placed, ...]:
+def plan_in_batches(models: Sequence[str], planner: Planner) -> tuple[Placed, ...]:
     """A plan for all services, made of plans for batches of them.
 
     Args:
-        workloads: The services.
-        planner: Plans a batch; parts refer to the services by their place in it.
+        models: The model of each service.
+        planner: Plans a batch, given the indices of its services; parts refer to them by their place in it.
     """
-    waiting, pool = deque(each_model_in_turn([workload.model for workload in workloads])), list[int]()
+    waiting, pool = deque(each_model_in_turn(models)), list[int]()
     kept: list[Placed] = []
     while waiting or pool:
         while waiting and len(pool) < BATCH:
             pool.append(waiting.popleft())
-        gpus = [_renamed(gpu, pool) for gpu in planner([workloads[index] for index in pool])]
+        gpus = [_renamed(gpu, pool) for gpu in planner(pool)]
         groups = _linked(gpus)
         groups.sort(key=lambda group: -_fullness(group))
         full = [group for group in groups if _fullness(group) >= _FULL_RATIO] or groups[:1]
@@ -56,7 +55,7 @@ def replan_worst(
         problem: What is planned.
         gpus: The plan.
         values: What one more service of each kind costs at least, float64[kinds].
-        planner: Plans some of the services; parts refer to them by their place.
+        planner: Plans some of the services, given their indices; parts refer to them by their place.
         most: GPUs that are planned again, at most.
     """
     value = {member: values[at] for at, kind in enumerate(problem.kinds) for member in kind.members}
@@ -69,7 +68,7 @@ def replan_worst(
     for group in sorted(_linked(gpus), key=worth):
         (chosen if len(chosen) + len(group) <= most else kept).extend(group)
     pool = sorted({share.part.workload for gpu in chosen for share in gpu.shares})
-    again = [_renamed(gpu, pool) for gpu in planner([problem.workloads[index] for index in pool])]
+    again = [_renamed(gpu, pool) for gpu in planner(pool)]
     served = {share.part.workload for gpu in again for share in gpu.shares}
     better = len(served) == len(pool) and cost_of(problem, again) <= cost_of(problem, chosen)
     return (*kept, *again) if better else gpus

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from joulery.domain.arrays import FloatArray
-from joulery.domain.gpu.provisioning import Workload
 from joulery.policies.placement.master import Whole
 from joulery.policies.placement.provisioning.column_generation import (
     Effort,
@@ -22,14 +21,13 @@ from joulery.policies.placement.provisioning.column_generation import (
     cuts_of,
     volume,
 )
-from joulery.policies.placement.provisioning.gpu_shares import GpuType, Placed
+from joulery.policies.placement.provisioning.gpu_shares import Placed
 from joulery.policies.placement.provisioning.many_kinds.fewer_gpus import with_fewer_gpus
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import plan_in_batches, replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Knapsacks
 from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
-from joulery.policies.placement.provisioning.options import Rules
-from joulery.policies.placement.provisioning.packing import Problem, Range, problem_of
+from joulery.policies.placement.provisioning.packing import Problem, Range, part_of
 from joulery.policies.placement.provisioning.planner import (
     EQUAL,
     Solution,
@@ -139,19 +137,19 @@ class _Proof:
         return BoxRelaxation(packings, items, demand, knapsacks, kinds)
 
 
-def plan_many(problem: Problem, rules: Rules) -> Solution:
+def plan_many(problem: Problem) -> Solution:
     """A plan for many different services, and a bound on any; in batches for very many."""
     proof = _Proof(problem)
     if proven_infeasible(problem, proof.bound):
         raise too_few_gpus(problem, proof.bound)
     batches = len(problem.kinds) > TOGETHER_KINDS
     if batches:
-        gpus = plan_in_batches(problem.workloads, partial(_planned_batch, problem.types, rules))
+        gpus = plan_in_batches([each.model for each in problem.workloads], partial(_planned_batch, problem))
         proof.raise_for(cost_of(problem, gpus))
         if proof.values is not None:
             gpus = with_fewer_gpus(problem, gpus, proof.values, proof.enough())
     else:
-        gpus = _together(problem, rules, proof)
+        gpus = _together(problem, proof)
     if proven_infeasible(problem, proof.bound):
         raise too_few_gpus(problem, proof.bound)
     if _over(problem, gpus) and (batches or len(problem.types) > 1):
@@ -159,7 +157,7 @@ def plan_many(problem: Problem, rules: Rules) -> Solution:
     return Solution(gpus, bound_of(problem, proof.bound, proof.relaxed, proof.method))
 
 
-def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ...]:
+def _together(problem: Problem, proof: _Proof) -> tuple[Placed, ...]:
     """The best plan found for services that are planned at once, on as many GPUs as it needs; raises the bound."""
     # Limits on GPUs only raise what a plan costs, so the bound holds with them too.
     kinds, unlimited = len(problem.kinds), list[Range]([(0, None)] * len(problem.types))
@@ -184,7 +182,7 @@ def _together(problem: Problem, rules: Rules, proof: _Proof) -> tuple[Placed, ..
         proof.search_for(cost_of(problem, gpus), generator)
     if problem.crossed and cost_of(problem, gpus) > proof.bound * (1 + EQUAL):  # knapsacks know of shares alone
         gpus = min(gpus, uncut_plan(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
-    planner = partial(_planned_batch, problem.types, rules)
+    planner = partial(_planned_batch, problem)
     for _ in range(_REPLANS if kinds > _CAREFUL_KINDS and not problem.crossed else 0):
         if proof.near(cost_of(problem, gpus)) or proof.values is None:
             break
@@ -207,9 +205,9 @@ def _exchanged(problem: Problem, generator: BoxGenerator, *, careful: bool) -> W
     return best
 
 
-def _planned_batch(types: Sequence[GpuType], rules: Rules, workloads: Sequence[Workload]) -> tuple[Placed, ...]:
-    problem = problem_of(workloads, types, rules)
-    unlimited: list[Range] = [(0, None)] * len(types)
+def _planned_batch(whole: Problem, services: Sequence[int]) -> tuple[Placed, ...]:
+    problem = part_of(whole, services)
+    unlimited: list[Range] = [(0, None)] * len(whole.types)
     generator = BoxGenerator(problem, _BATCH_EFFORT, ranges=unlimited)
     generator.allow_cuts(False)
     generator.exchange(generator.generate(generator.master.relax(), _BATCH_ROUNDS))
