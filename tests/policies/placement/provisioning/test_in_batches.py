@@ -59,13 +59,12 @@ def test_replicas_on_two_gpus_are_kept_together():
     assert {workload for workload, _ in replicas} == set(range(40))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rules", [Rules(max_replicas=1), Rules()], ids=["whole", "cut where it helps"])
 def test_more_kinds_than_are_planned_at_once(monkeypatch, rules):
     """Two full batches and a rest."""
-    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 40)
-    monkeypatch.setattr(in_batches, "BATCH", 20)
-    workloads = varied(46)
+    monkeypatch.setattr(many_kinds, "TOGETHER_KINDS", 20)
+    monkeypatch.setattr(in_batches, "BATCH", 12)
+    workloads = varied(26)
     result = provision("best", workloads, [V100], rules)
     assert result.violations == ()
     assert {each.workload for gpu in result.gpus for each in gpu.instances} == {each.id for each in workloads}

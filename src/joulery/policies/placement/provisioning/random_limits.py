@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from joulery.perf.queues.batch_queue import late_ratio
 
@@ -81,19 +83,41 @@ def random_limit_ms(
     Returns:
         0 where no time is short enough.
     """
-
-    def late_at(step: int) -> float:
-        full_ms = longest * step / _STEPS
-        times_s = [(transfer_ms * (size + 1) + full_ms * part) / 1e3 for size, part in enumerate(shape)]
-        return late_ratio(rate_rps, scv, times_s, deadline_ms / 1e3)
-
-    longest = min(deadline_ms, 1000.0 * len(shape) / rate_rps)
-    step = None if known is None else known.exactly(sought, rate_rps)
+    queue = _Queue(rate_rps, scv, tuple(shape), transfer_ms, deadline_ms)
+    if known is None:
+        return queue.longest_ms * _searched(queue, late) / _STEPS
+    step = known.exactly(sought, rate_rps)
     if step is None:
-        step = _last_step(late_at, late, 0 if known is None else known.expected(sought, rate_rps))
-    if known is not None:
-        known.keep(sought, rate_rps, step)
-    return longest * step / _STEPS
+        step = _last_step(queue.late_at, late, known.expected(sought, rate_rps))
+    known.keep(sought, rate_rps, step)
+    return queue.longest_ms * step / _STEPS
+
+
+class _Queue(NamedTuple):
+    """What :func:`random_limit_ms` is asked about."""
+
+    rate_rps: float
+    scv: float
+    shape: tuple[float, ...]
+    transfer_ms: float
+    deadline_ms: float
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest time there could be."""
+        return min(self.deadline_ms, 1000.0 * len(self.shape) / self.rate_rps)
+
+    def late_at(self, step: int) -> float:
+        """The late ratio where a full batch takes so many steps of the longest time."""
+        full_ms = self.longest_ms * step / _STEPS
+        times_s = [(self.transfer_ms * (size + 1) + full_ms * part) / 1e3 for size, part in enumerate(self.shape)]
+        return late_ratio(self.rate_rps, self.scv, times_s, self.deadline_ms / 1e3)
+
+
+@lru_cache(maxsize=2048)
+def _searched(queue: _Queue, late: float) -> int:
+    """The last step that is short enough, from no expectation: plans of one site ask for the same again and again."""
+    return _last_step(queue.late_at, late, 0)
 
 
 def _last_step(late_at: Callable[[int], float], late: float, expected: int) -> int:
