@@ -28,14 +28,16 @@ def varied(n, seed=3):
     ]
 
 
+def models(n):
+    return [each.model for each in varied(n)]
+
+
 def one_each(percent):
     """A planner that gives every service a GPU of its own, this full."""
 
-    def planner(workloads):
-        assert len(workloads) <= BATCH
-        return tuple(
-            Placed(0, (Share(ReplicaLoad(at, 0, 1, each.rate_rps), percent, 1),)) for at, each in enumerate(workloads)
-        )
+    def planner(services):
+        assert len(services) <= BATCH
+        return tuple(Placed(0, (Share(ReplicaLoad(at, 0, 1, 10.0), percent, 1),)) for at in range(len(services)))
 
     return planner
 
@@ -43,17 +45,17 @@ def one_each(percent):
 @pytest.mark.parametrize("percent", [40.0, 100.0])
 @pytest.mark.parametrize("n", [1, BATCH, BATCH + 1, 50])
 def test_everybody_is_served_once(n, percent):
-    gpus = plan_in_batches(varied(n), one_each(percent))
+    gpus = plan_in_batches(models(n), one_each(percent))
     assert sorted(share.part.workload for gpu in gpus for share in gpu.shares) == list(range(n))
 
 
 def test_replicas_on_two_gpus_are_kept_together():
-    def planner(workloads):
+    def planner(services):
         halves = [Share(ReplicaLoad(0, replica, 2, 10.0), 100.0 - 90 * replica, 1) for replica in (0, 1)]
-        rest = tuple(Share(ReplicaLoad(at, 0, 1, 1.0), 1.0, 1) for at in range(1, len(workloads)))
+        rest = tuple(Share(ReplicaLoad(at, 0, 1, 1.0), 1.0, 1) for at in range(1, len(services)))
         return (Placed(0, (halves[0],)), Placed(0, (halves[1], *rest)))
 
-    gpus = plan_in_batches(varied(40), planner)
+    gpus = plan_in_batches(models(40), planner)
     replicas = [(share.part.workload, share.part.replica) for gpu in gpus for share in gpu.shares]
     assert len(set(replicas)) == len(replicas)
     assert {workload for workload, _ in replicas} == set(range(40))

@@ -23,7 +23,7 @@ from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import PR
 from joulery.policies.placement.provisioning.many_kinds.plan import _MANY_EFFORT, _planned_batch, _Proof
 from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
 from joulery.policies.placement.provisioning.options import Rules
-from joulery.policies.placement.provisioning.packing import NEVER, problem_of
+from joulery.policies.placement.provisioning.packing import NEVER, part_of, problem_of
 from joulery.policies.placement.provisioning.planner import provision
 from tests.policies.placement.provisioning.published import V100, app12, random_services, t4
 
@@ -162,7 +162,7 @@ def test_the_bound_of_some_services_is_raised_by_all(seed, count):
     assert every.certificate().usd_per_hour == pytest.approx(before.usd_per_hour)
     every.raise_bound(math.inf, 2)
     after = every.certificate()
-    plan = _planned_batch(problem.types, Rules(max_replicas=2), problem.workloads)
+    plan = _planned_batch(problem, range(len(problem.workloads)))
     assert before.usd_per_hour * (1 - 1e-9) <= after.usd_per_hour <= len(plan) * V100.usd_per_hour
     assert relaxed(problem).certified(after.prices).usd_per_hour == pytest.approx(after.usd_per_hour)
     assert part.certificate().usd_per_hour == before.usd_per_hour, "the sample is left as it was"
@@ -173,7 +173,7 @@ def test_services_in_batches_have_the_bound_of_all_where_they_are_not_too_many(m
     monkeypatch.setattr(many_kinds, "_SAMPLE_KINDS", 10)
     monkeypatch.setattr(many_kinds, "_GAP_ENOUGH", 0.0)
     problem = problem_of(workloads(rows(24, varied=True)), [V100], Rules())
-    plan, bounds = _planned_batch(problem.types, Rules(), problem.workloads), []
+    plan, bounds = _planned_batch(problem, range(len(problem.workloads))), []
     for kinds in (23, 24):
         monkeypatch.setattr(many_kinds, "_ALL_KINDS", kinds)
         proof = _Proof(problem)
@@ -301,12 +301,12 @@ def test_the_bound_of_many_services_meets_the_plan():
 
 def test_gpus_planned_again_serve_the_same_services():
     problem = problem_of(random_services(6, 24), [V100], Rules(max_replicas=1))
-    gpus = _planned_batch(problem.types, Rules(max_replicas=1), problem.workloads)
+    gpus = _planned_batch(problem, range(len(problem.workloads)))
     asked = []
 
     def planner(some):
         asked.append(len(some))
-        return _planned_batch(problem.types, Rules(max_replicas=1), some)
+        return _planned_batch(problem, some)
 
     after = replan_worst(problem, gpus, np.ones(len(problem.kinds)), planner, 4)
     assert len(after) <= len(gpus) and 0 < asked[0] < 24
@@ -317,15 +317,28 @@ def test_gpus_planned_again_serve_the_same_services():
     assert replan_worst(problem, gpus, np.ones(len(problem.kinds)), lambda some: planner(some)[:1], 4) == gpus
 
 
+@given(st.lists(st.integers(0, 11), min_size=1, unique=True))
+def test_a_part_of_a_problem_is_the_problem_of_its_services(services):
+    """Alike ones are one kind, in the order in which the part names them."""
+    fleet, every = (
+        [V100, t4()],
+        [*random_services(6, 8), *(replace(one, id=f"{one.id}b") for one in random_services(6, 4))],
+    )
+    part = part_of(problem_of(every, fleet, Rules()), services)
+    alone = problem_of([every[service] for service in services], fleet, Rules())
+    assert (part.kinds, part.items, part.types) == (alone.kinds, alone.items, alone.types)
+    assert list(part.workloads) == list(alone.workloads)
+
+
 def test_a_batch_has_no_more_gpus_on_a_busy_machine(monkeypatch):
     """The solver's seconds are those of the clock: ended by five of them, ninety services had 35 GPUs, not 28."""
-    some, made = workloads(rows(90, varied=True)), master.new_model
+    problem, made = problem_of(workloads(rows(90, varied=True)), [V100], Rules()), master.new_model
 
     def busy(*, seconds=None, **limits):
         return made(seconds=None if seconds is None else seconds / 20, **limits)
 
     monkeypatch.setattr(master, "new_model", busy)
-    assert len(_planned_batch([V100], Rules(), some)) <= 28
+    assert len(_planned_batch(problem, range(90))) <= 28
 
 
 def test_all_patterns_are_searched_where_that_proves_more():
