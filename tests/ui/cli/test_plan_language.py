@@ -53,18 +53,13 @@ def test_the_keys_of_the_contract(capsys):
             assert slo["simulated_s"] <= slo["limit_s"]
 
 
-def test_the_text_answers_the_question_and_explains(capsys):
-    code, out, _ = play(capsys, EXAMPLE, "--explain")
+def test_the_text_answers_the_question_and_explains_and_the_page_and_the_file_are_kept(capsys, tmp_path):
+    page, kept = tmp_path / "plan.html", tmp_path / "plan.json"
+    code, out, _ = play(capsys, EXAMPLE, "--explain", "--html", page, "--out", kept)
     assert code == 0
     for said in ("least dollars an hour", "J a token", "each variant on one GPU type alone", "simulated with noise"):
         assert said in out
     assert "idle power of H100, B200 unknown" in out
-
-
-def test_the_page_and_the_file(capsys, tmp_path):
-    page, kept = tmp_path / "plan.html", tmp_path / "plan.json"
-    code, _, _ = play(capsys, EXAMPLE, "--html", page, "--out", kept)
-    assert code == 0
     assert "<svg" in page.read_text()
     assert json.loads(kept.read_text())["kind"] == "language"
 

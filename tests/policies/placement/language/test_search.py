@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -35,7 +36,20 @@ SLOS = (TokenSlo(1.0, 0.95), TokenSlo(0.05, 0.99))
 CHAT = LanguageService("chat", 20.0, 512, 400, *SLOS, None, 0.0, (BIG, MIDDLE, SMALL), "lm-arena-chat")
 
 
+@cache
+def plans():
+    """The plans made so far, by what was asked: frozen values, so that one answer serves every test."""
+    return {}
+
+
 def plan(*services, gpus=(H100, B200), rules=RULES):
+    asked = repr((services or (CHAT,), gpus, rules))
+    if asked not in plans():
+        plans()[asked] = planned(*services, gpus=gpus, rules=rules)
+    return plans()[asked]
+
+
+def planned(*services, gpus=(H100, B200), rules=RULES):
     return plan_language(services or (CHAT,), gpus, PREDICTOR, rules, "test")
 
 
@@ -111,11 +125,11 @@ def test_limits_of_the_pool_are_kept_and_two_services_share_it():
 def test_a_solver_out_of_time_leaves_replicas_of_one_kind_if_they_are_there(monkeypatch):
     monkeypatch.setattr("joulery.policies.placement.language.search.solve", lambda *_: SolvedShares((), 1.0))
     asked = replace_service(minimum_quality_ratio=0.8)
-    made = plan(asked, gpus=(B200._replace(available=8),))
+    made = planned(asked, gpus=(B200._replace(available=8),))
     assert sum(each.count * each.gpus for each in made.replicas) <= 8
     assert 0 < made.bound.gap_ratio < 1
     with pytest.raises(InfeasibleError, match="reached its limit"):
-        plan(asked, gpus=(B200._replace(available=1),))
+        planned(asked, gpus=(B200._replace(available=1),))
 
 
 def test_too_few_gpus_say_which_and_what_would_do():

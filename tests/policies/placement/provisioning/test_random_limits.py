@@ -61,6 +61,21 @@ def test_a_limit_is_sought_in_few_tries_and_the_same_one_never_twice(monkeypatch
         assert not tries
 
 
+def test_without_known_limits_too_the_same_one_is_sought_once_and_others_by_themselves(monkeypatch):
+    tries = []
+    seen = random_limits.late_ratio
+    monkeypatch.setattr(random_limits, "late_ratio", lambda *args: tries.append(args) or seen(*args))
+    asked = (211.0, 1.0, shape(4), 0.1, 30.0, LATE)
+    limit = random_limit_ms(*asked)
+    tries.clear()
+    assert random_limit_ms(*asked) == limit
+    assert not tries
+    for at, other in enumerate((212.0, 2.0, shape(8), 0.2, 31.0, 0.02)):
+        tries.clear()
+        random_limit_ms(*asked[:at], other, *asked[at + 1 :])
+        assert tries, at
+
+
 def test_limits_kept_are_those_asked_for_last():
     known = KnownLimits()
     for rate in range(1, 200):
