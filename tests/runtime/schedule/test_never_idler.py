@@ -93,7 +93,10 @@ class Played:
                     world.run(LOOK_S, LOOK_S)
                     self._look()
                 self.busy_gpu_s.append(self.cluster.busy_slot_s)
+                if len(self.cluster.jobs) == len(jobs) and all(job.state.over for job in self.cluster.jobs.values()):
+                    break  # nothing happens any more
             world.journal.close()
+        self.busy_gpu_s += [self.cluster.busy_slot_s] * (int(HORIZON_S / LOOK_S) - len(self.busy_gpu_s))
 
     def _submit(self, jobs: list[Submission], at_s: int) -> None:
         """The jobs whose time has come, numbered in order of submission as Slurm numbers them."""

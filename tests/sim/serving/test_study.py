@@ -45,8 +45,8 @@ def reference():
 
 
 @cache
-def heaviest(service):
-    return bench(tables()[service], A100_40GB)
+def heaviest(service, load_s=None):
+    return bench(tables()[service], A100_40GB, load_s)
 
 
 @cache
@@ -68,7 +68,7 @@ def test_oracle_equals_the_reference_at_all_150_points():
     points = reference()["oracle"]
     assert len(points) == 150
     for point in points:
-        made = bench(tables()[point["service"]], A100_40GB, point["mean_interarrival_s"])
+        made = heaviest(point["service"], point["mean_interarrival_s"])
         settings = replace(SETTINGS, lambda_ratio=point["lambda"])
         timetable = oracle(made, objective_of(made.table, settings), [point["ci"]])
         found = outcome("oracle", made, objective_of(made.table, settings), [point["ci"]], settings, timetable)

@@ -1,5 +1,6 @@
 import csv
 from functools import cache
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ def direct(region: str) -> np.ndarray:
 
 def trace(name: str, until_s: float = np.inf) -> tuple[np.ndarray, np.ndarray]:
     with (data_folder("green") / name).open() as handle:
-        rows = np.array([(float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(handle)])
-    rows = rows[rows[:, 0] < until_s]
+        read = ((float(row["submit_s"]), float(row["duration_s"])) for row in csv.DictReader(handle))
+        rows = np.array(list(takewhile(lambda row: row[0] < until_s, read)))  # in order of submission
     return rows[:, 0], rows[:, 1]
 
 
