@@ -37,7 +37,7 @@ _SUBMISSIONS = st.lists(
         st.sampled_from(["", "", "", "tool"]),
     ),
     min_size=6,
-    max_size=24,
+    max_size=16,
 )
 _LIMITS = st.dictionaries(st.sampled_from(["ada", "bob"]), st.integers(4, 6))
 
@@ -149,7 +149,7 @@ def test_loads_are_as_busy_together(tool: str) -> None:
     """One may be idler for a while, another is busier: what fits depends on the order of service, and on which job
     holds the license."""
     busy = {True: 0.0, False: 0.0}
-    for seed in range(12):
+    for seed in range(6):
         draw = random.Random(seed)
         jobs = [
             (draw.choice(["ada", "bob", "eve"]), draw.randint(0, 900), draw.choice([1, 1, 1, 2, 4]),
