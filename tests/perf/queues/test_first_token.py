@@ -61,7 +61,7 @@ def played(load: float, seed: int, *, admits: bool = True, wrong: float = 0.5) -
         while learnt and learnt[0][0] <= now_s:
             seen.add(*heapq.heappop(learnt))
         wait_s, open_ = 0.0, []
-        if admits:  # else nobody asks for the wait, and the queue is long
+        if admits:  # else the wait decides nothing, and the queue is long
             begun = open_ = [(start, end, said) for start, end, said in begun if end > now_s]
             running = [max(0.0, said - (now_s - start)) for start, _, said in open_ if start <= now_s]
             queued = [said for start, _, said in open_ if start > now_s]
