@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx
+
+from joulery.adapters.clusters.kueue.access import KubernetesAccess
+from joulery.adapters.clusters.kueue.api import ApiAnswer, KubernetesApi, raise_if_unusable
 
 GPU = "nvidia.com/gpu"
 ROOT = "/apis/kueue.x-k8s.io"
@@ -386,6 +389,10 @@ class FakeKueue:
 
     # the ways in
 
+    def api(self) -> KubernetesApi:
+        """The API server without HTTP: a simulated day has thousands of answers."""
+        return _InMemoryApi(self)
+
     def transport(self) -> httpx.MockTransport:
         def answer(request: httpx.Request) -> httpx.Response:
             code, text = self.handle(request.method, str(request.url), request.headers, request.content)
@@ -426,6 +433,31 @@ class FakeKueue:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+class _InMemoryApi(KubernetesApi):
+    """Asks a fake directly; answers are JSON as over HTTP."""
+
+    def __init__(self, fake: FakeKueue) -> None:
+        super().__init__(KubernetesAccess("http://k8s", lambda: "token", None))
+        self._fake = fake
+
+    def get(self, path: str, **parameters: str) -> ApiAnswer:
+        return self._asked("GET", f"{path}?{urlencode(parameters)}")
+
+    def patch(self, path: str, change: Mapping[str, Any]) -> ApiAnswer:
+        return self._asked("PATCH", path, change, "application/merge-patch+json")
+
+    def create(self, path: str, document: Mapping[str, Any]) -> ApiAnswer:
+        return self._asked("POST", path, document, "application/json")
+
+    def _asked(
+        self, method: str, target: str, body: Mapping[str, Any] | None = None, content_type: str = ""
+    ) -> ApiAnswer:
+        headers = {"authorization": f"Bearer {self._access.token()}", "content-type": content_type}
+        code, text = self._fake.handle(method, target, headers, b"" if body is None else json.dumps(body).encode())
+        raise_if_unusable(code, text.decode(), method, target, self._access)
+        return ApiAnswer(code, json.loads(text))
 
 
 def _merge(target: dict[str, Any], change: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from joulery.domain.cluster import JobRun
 from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
@@ -152,16 +153,15 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
         rules: When a window counts.
         carbon: Intensity over the time since the look before; None or a gap where unknown.
     """
+    changes, window = _charged(tally, look, carbon), tally.window
+    changes["progress_ratio"] = _later(tally.progress_ratio, look.progress_ratio)
     if look.slots == 0:
         # Energy up to its stop is reported after the stop: it counts, and the time since does not.
-        tally = _charged(tally, look, carbon)
-        return replace(tally, window=None, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
-    tally = _charged(tally, look, carbon)
-    window = tally.window
+        return replace(tally, window=None, **changes)
     if window is None or (window.slots, window.restarts) != (look.slots, look.restarts):
         fresh = JobWindow(look.slots, look.restarts, first_ratio=look.progress_ratio)
-        return replace(tally, window=fresh, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
-    return _measured(replace(tally, window=_grown(window, look)), look, rules)
+        return replace(tally, window=fresh, **changes)
+    return _measured(replace(tally, window=_grown(window, look), **changes), look, rules)
 
 
 def grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None) -> float:
@@ -185,32 +185,32 @@ def _held_s(tally: Tally, look: Look) -> float:
     return max(0.0, look.run.held_s - counted_s)
 
 
-def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> Tally:
+def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> dict[str, Any]:
+    """The fields of the tally that a look changes by its time and its energy, one copy for all of them."""
     held_s = _held_s(tally, look)
     slots = look.slots if look.run is None else look.run.slots
-    ran = replace(tally, executed_s=tally.executed_s + held_s, slot_s=tally.slot_s + held_s * slots)
+    changes: dict[str, Any] = {"executed_s": tally.executed_s + held_s, "slot_s": tally.slot_s + held_s * slots}
     if look.run is not None:
         same = tally.run_start_s == look.run.start_s
         counted_s = tally.run_s + held_s if same else held_s
         if not math.isnan(look.run.held_s):
             counted_s = max(counted_s, look.run.held_s)
-        ran = replace(ran, run_start_s=look.run.start_s, run_s=counted_s)
+        changes |= {"run_start_s": look.run.start_s, "run_s": counted_s}
     if math.isnan(look.energy_j):
-        return replace(ran, unmetered_s=tally.unmetered_s + held_s)
+        return changes | {"unmetered_s": tally.unmetered_s + held_s}
     if not math.isnan(look.covered_s):
         ahead_s = tally.ahead_s + look.covered_s - held_s
-        ran = replace(ran, unmetered_s=tally.unmetered_s + max(0.0, -ahead_s), ahead_s=max(0.0, ahead_s))
+        changes |= {"unmetered_s": tally.unmetered_s + max(0.0, -ahead_s), "ahead_s": max(0.0, ahead_s)}
     if not look.slots and not look.energy_j > 0:
-        return ran
+        return changes
     carbon_g = grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
     known = not math.isnan(carbon_g)
-    return replace(
-        ran,
-        energy_j=tally.energy_j + look.energy_j,
-        carbon_g=tally.carbon_g + (carbon_g if known else 0.0),
-        carbon_covered_j=tally.carbon_covered_j + (look.energy_j if known else 0.0),
-        quality=weakest((tally.quality, look.quality)),
-    )
+    return changes | {
+        "energy_j": tally.energy_j + look.energy_j,
+        "carbon_g": tally.carbon_g + (carbon_g if known else 0.0),
+        "carbon_covered_j": tally.carbon_covered_j + (look.energy_j if known else 0.0),
+        "quality": weakest((tally.quality, look.quality)),
+    }
 
 
 def _grown(window: JobWindow, look: Look) -> JobWindow:
@@ -236,7 +236,6 @@ def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
     """Read the window where progress moved and it is long enough."""
     window = tally.window
     assert window is not None
-    tally = replace(tally, progress_ratio=_later(tally.progress_ratio, look.progress_ratio))
     moved = look.progress_ratio > window.last_ratio
     if not moved or window.elapsed_s < rules.least_s or window.looks < rules.least_looks:
         return tally

@@ -15,7 +15,7 @@ from joulery.ui.cli import main
 from tests.runtime.llm.test_predictor_training import PROMPTS, answers, write
 
 RECIPE = DistilRecipe(layers=1, epochs=2, pieces=1)
-SCORES = np.random.default_rng(0).normal(size=(40, 3))
+SCORES = np.random.default_rng(0).normal(size=(30, 3))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def student(teacher):
 
 
 def lesson(scores=SCORES):
-    return Lesson(PROMPTS[:40], scores, np.arange(40) % 5)
+    return Lesson(PROMPTS[:30], scores, np.arange(30) % 5)
 
 
 def distance(one, other):
@@ -53,7 +53,7 @@ def test_equal_seeds_give_equal_students_and_leave_torch_as_it_was(teacher, stud
     again = distil(teacher, lesson(), RECIPE, lambda done, of, what: progress.append((done, of, what)))
     assert all(np.array_equal(again.weights[name], student.weights[name]) for name in student.weights)
     assert torch.get_num_threads() == threads and torch.equal(torch.random.get_rng_state(), state)
-    assert progress[-1][:2] == (8, 8) and progress[4][2].startswith("epoch 1 of 2, loss ")
+    assert progress[-1][:2] == (6, 6) and progress[3][2].startswith("epoch 1 of 2, loss ")
     other = distil(teacher, lesson(), DistilRecipe(layers=1, epochs=2, pieces=1, seed=1))
     assert any(not np.array_equal(other.weights[name], student.weights[name]) for name in student.weights)
 
@@ -79,7 +79,7 @@ def test_the_layers_that_are_trained_are_the_layers_that_run(teacher):
 def test_a_predictor_of_three_layers_is_trained_kept_and_run(tmp_path, capsys, teacher):
     texts = write(tmp_path / "texts.parquet", instruction_id=list(range(len(PROMPTS))), instruction=PROMPTS)
     files = {
-        "data": answers(tmp_path / "data.parquet", range(80)),
+        "data": answers(tmp_path / "data.parquet", range(50)),
         "instructions": texts,
         "evaluate": answers(tmp_path / "held.parquet", range(80, 120)),
         "out": tmp_path / "kept",

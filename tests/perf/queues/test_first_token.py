@@ -60,12 +60,13 @@ def played(load: float, seed: int, *, admits: bool = True, wrong: float = 0.5) -
     for now_s, needs_s, said_s in zip(at_s.tolist(), takes_s.tolist(), says_s.tolist(), strict=True):
         while learnt and learnt[0][0] <= now_s:
             seen.add(*heapq.heappop(learnt))
-        open_ = [(start, end, said) for start, end, said in begun if end > now_s]
-        begun = open_
-        running = [max(0.0, said - (now_s - start)) for start, _, said in open_ if start <= now_s]
-        queued = [said for start, _, said in open_ if start > now_s]
-        wait_s = slot_wait_s(running, queued, SLOTS)
-        if admits and open_ and max(0.0, wait_s + seen.margin_s(QUANTILE, now_s)) > LIMIT_S:
+        wait_s, open_ = 0.0, []
+        if admits:  # else the wait decides nothing, and the queue is long
+            begun = open_ = [(start, end, said) for start, end, said in begun if end > now_s]
+            running = [max(0.0, said - (now_s - start)) for start, _, said in open_ if start <= now_s]
+            queued = [said for start, _, said in open_ if start > now_s]
+            wait_s = slot_wait_s(running, queued, SLOTS)
+        if open_ and max(0.0, wait_s + seen.margin_s(QUANTILE, now_s)) > LIMIT_S:
             refused += 1
             continue
         start_s = max(now_s, heapq.heappop(free_s))

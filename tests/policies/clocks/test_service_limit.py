@@ -60,7 +60,7 @@ def test_no_device_ever_slows_its_requests_beyond_the_bound(
 
 @cache
 def unlimited_j(seed: int) -> float:
-    return run_limited_service(TUNER, LOAD, lambda now_s: lambda ratio: (1.0, 1.0), 2000.0, seed).energy_j
+    return run_limited_service(TUNER, LOAD, lambda now_s: lambda ratio: (1.0, 1.0), 1200.0, seed).energy_j
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def unlimited_j(seed: int) -> float:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_with_noise_the_bound_is_kept_and_joules_are_saved(bound: float, saves: bool, seed: int) -> None:
     tuner = replace(TUNER, max_slowdown=bound, trial_s=15.0)
-    run = run_limited_service(tuner, LOAD, lambda now_s: gentle, 2000.0, seed)
+    run = run_limited_service(tuner, LOAD, lambda now_s: gentle, 1200.0, seed)
     assert run.slowdown <= bound
     assert run.energy_j < unlimited_j(seed) * (0.98 if saves else 1.01)
     assert run.in_time == run.answered

@@ -1,6 +1,7 @@
 """A service on two cores as a policy of live trials sees it: what a layout would show, and what happens to it."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from joulery.domain.decisions import Decision
@@ -45,6 +46,7 @@ def trying(
     return ServicePolicy("photos", made, goals, RATE, ReplanTrigger(200.0))
 
 
+@cache
 def truth(layout: Layout):
     return TRUTH.search.predictor.predict(layout, RATE)
 

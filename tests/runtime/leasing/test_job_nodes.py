@@ -43,8 +43,8 @@ class Disk:
         return True
 
     def read(self, job: int, node: str) -> Mapping[str, Any] | None:
-        visible = [note for step, note in self.written.get(node, []) if step + self.delay <= self.step]
-        return visible[-1] if visible else None
+        written = reversed(self.written.get(node, []))
+        return next((note for step, note in written if step + self.delay <= self.step), None)
 
     def remove(self, job: int, node: str) -> None:
         self.written.pop(node, None)

@@ -63,6 +63,8 @@ class FakeCluster:
     ranks: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     last_number: int = 1000
+    shown: dict[int, tuple[ClusterJob, ClusterJob]] = field(default_factory=dict)
+    """Each job as it is kept and as the last snapshot showed it: most do not change from one to the next."""
 
     def submit(self, number: int, *, least: int = 1, most: int = 1, shape: int | None = None, **more: object) -> None:
         job = ClusterJob(number, "job", "ada", float(number), JobState.WAITING, shape=shape or least,
@@ -82,7 +84,12 @@ class FakeCluster:
         limits = {f"user {job.owner}"} | ({f"license {self.needs[job.id]}"} if job.id in self.needs else set())
         judged = reason == "Resources"
         blocked = "" if reason == "Resources" else reason
-        return replace(job, blocked=job.blocked or blocked, judged=judged, limits=frozenset(limits))
+        seen = (job.blocked or blocked, judged, limits)
+        last, shown = self.shown.get(job.id, (None, job))
+        if last is not job or (shown.blocked, shown.judged, shown.limits) != seen:
+            shown = replace(job, blocked=seen[0], judged=judged, limits=frozenset(limits))
+            self.shown[job.id] = (job, shown)
+        return shown
 
     def _verdict(self, job: ClusterJob) -> str:
         """Why it would not start even on free slots; of jobs in ``never`` nothing is said, as Slurm may."""

@@ -34,10 +34,11 @@ _SUBMISSIONS = st.lists(
 class KueueCluster:
     """What a world needs of a cluster: the adapter, energy, and time."""
 
-    def __init__(self, fake: FakeKueue) -> None:
+    def __init__(self, fake: FakeKueue, api: KubernetesApi | None = None) -> None:
         self.fake = fake
-        access = KubernetesAccess("http://k8s", lambda: "token", None)
-        api = KubernetesApi(access, transport=fake.transport())
+        if api is None:
+            access = KubernetesAccess("http://k8s", lambda: "token", None)
+            api = KubernetesApi(access, transport=fake.transport())
         self.backend = KueueBackend(api, KueueScope(), now_s=lambda: fake.now_s)
         self.actions: list[ClusterAction] = []
 
@@ -74,7 +75,7 @@ class Played:
     def __init__(self, submissions: list[Submission], strategy: str, policy: JournaledPolicy | None = None) -> None:
         self.fake, self.busy_gpu_s, self.idle_while_startable_s = cluster(strategy), list[float](), 0.0
         with tempfile.TemporaryDirectory() as folder:
-            adapter = KueueCluster(self.fake)
+            adapter = KueueCluster(self.fake, self.fake.api())
             world = World(Path(folder), adapter, policy=policy or ACTING, quantum_s=600.0)  # type: ignore[arg-type]
             for at_s in range(0, HORIZON_S, int(LOOK_S)):
                 for number, (submit_s, gpus, queue) in enumerate(sorted(submissions), 1):
@@ -86,8 +87,14 @@ class Played:
                     world.run(LOOK_S, LOOK_S)
                     self.idle_while_startable_s += LOOK_S * self._startable_is_held()
                 self.busy_gpu_s.append(self.fake.busy_gpu_s)
+                if self._ended() == len(submissions):
+                    break  # nothing happens any more
             world.journal.close()
-        self.ended = sum(self.fake.holds(one, "Finished") for one in self.fake.objects["workloads"].values())
+        self.busy_gpu_s += [self.fake.busy_gpu_s] * (int(HORIZON_S / LOOK_S) - len(self.busy_gpu_s))
+        self.ended = self._ended()
+
+    def _ended(self) -> int:
+        return sum(self.fake.holds(one, "Finished") for one in self.fake.objects.get("workloads", {}).values())
 
     def _startable_is_held(self) -> bool:
         """Whether joulery holds a job that Kueue would admit there and then."""

@@ -37,7 +37,7 @@ _SUBMISSIONS = st.lists(
         st.sampled_from(["", "", "", "tool"]),
     ),
     min_size=6,
-    max_size=24,
+    max_size=16,
 )
 _LIMITS = st.dictionaries(st.sampled_from(["ada", "bob"]), st.integers(4, 6))
 
@@ -93,7 +93,10 @@ class Played:
                     world.run(LOOK_S, LOOK_S)
                     self._look()
                 self.busy_gpu_s.append(self.cluster.busy_slot_s)
+                if len(self.cluster.jobs) == len(jobs) and all(job.state.over for job in self.cluster.jobs.values()):
+                    break  # nothing happens any more
             world.journal.close()
+        self.busy_gpu_s += [self.cluster.busy_slot_s] * (int(HORIZON_S / LOOK_S) - len(self.busy_gpu_s))
 
     def _submit(self, jobs: list[Submission], at_s: int) -> None:
         """The jobs whose time has come, numbered in order of submission as Slurm numbers them."""
@@ -146,7 +149,7 @@ def test_loads_are_as_busy_together(tool: str) -> None:
     """One may be idler for a while, another is busier: what fits depends on the order of service, and on which job
     holds the license."""
     busy = {True: 0.0, False: 0.0}
-    for seed in range(12):
+    for seed in range(6):
         draw = random.Random(seed)
         jobs = [
             (draw.choice(["ada", "bob", "eve"]), draw.randint(0, 900), draw.choice([1, 1, 1, 2, 4]),

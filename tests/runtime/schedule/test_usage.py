@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,9 +28,18 @@ from tests.runtime.schedule.test_scheduler import T0_S, World
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, played: Path) -> Path:
     """Three jobs that ran under a scheduler in memory: one of bob's is over, one runs, one of ada's runs."""
-    cluster = FakeCluster(rate=0.002)
+    return copied(played, tmp_path)
+
+
+def copied(played: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(played, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path, cluster = tmp_path_factory.mktemp("played"), FakeCluster(rate=0.002)
     cluster.submit(1, owner="bob", partition="gpu")
     cluster.submit(2, owner="ada", partition="gpu")
     world = World(tmp_path, cluster)
@@ -143,9 +153,15 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert str(folder / "none") in capsys.readouterr().err
 
 
-def months(tmp_path: Path) -> Path:
+@pytest.fixture
+def months(tmp_path: Path, played_months: Path) -> Path:
     """Two jobs around the end of November 2023; the scheduler was killed at it and after it."""
-    cluster = FakeCluster(rate=0.0012)
+    return copied(played_months, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def played_months(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tmp_path, cluster = tmp_path_factory.mktemp("months"), FakeCluster(rate=0.0012)
     cluster.submit(1, owner="bob", account="vis")
     cluster.submit(2, owner="ada", account="lab")
     world = World(tmp_path, cluster)
@@ -167,8 +183,8 @@ def months(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_months_of_scheduled_jobs_add_up(tmp_path: Path) -> None:
-    folder = months(tmp_path)
+def test_the_months_of_scheduled_jobs_add_up(months: Path) -> None:
+    folder = months
     whole = used_by(folder, "owner")[1]
     uses, total = used_by(folder, "month,account,owner")
     assert [use.key.partition(" ")[0] for use in uses] == sorted(use.key.partition(" ")[0] for use in uses)
@@ -199,8 +215,10 @@ def test_marks_of_an_earlier_job_of_the_number_are_not_this_jobs(tmp_path: Path)
     assert [(use.key, use.energy_j) for use in used_by(tmp_path, "month")[0]] == [("2023-11", 100.0)]
 
 
-def test_a_statement_as_a_mail_a_table_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = months(tmp_path)
+def test_a_statement_as_a_mail_a_table_and_a_page(
+    tmp_path: Path, months: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = months
     flags = ["report", "--month", "2023-11", "--jobs", str(folder), "--by", "account,owner"]
     assert main([*flags, "--format", "markdown"]) == 0
     said = capsys.readouterr().out
@@ -280,8 +298,8 @@ def test_the_ledger_takes_every_cluster_of_a_site(tmp_path: Path, capsys: pytest
     assert "no job ran" in capsys.readouterr().err
 
 
-def test_the_ledger_has_the_jobs_by_owner_month_and_budget(tmp_path: Path) -> None:
-    folder, now_s = months(tmp_path), datetime(2023, 12, 1, 1, tzinfo=UTC).timestamp()
+def test_the_ledger_has_the_jobs_by_owner_month_and_budget(tmp_path: Path, months: Path) -> None:
+    folder, now_s = months, datetime(2023, 12, 1, 1, tzinfo=UTC).timestamp()
     december_s = datetime(2023, 12, 1, tzinfo=UTC).timestamp()
     whole = used_by(folder, "owner")
     with Ledger(tmp_path / "l.db") as ledger:
@@ -302,8 +320,8 @@ def test_the_ledger_has_the_jobs_by_owner_month_and_budget(tmp_path: Path) -> No
         book_jobs(tmp_path / "nowhere", ledger, now_s)
 
 
-def test_ledger_add_takes_runs_or_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = months(tmp_path)
+def test_ledger_add_takes_runs_or_jobs(tmp_path: Path, months: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = months
     flags = ["--ledger", str(tmp_path / "l.db")]
     assert main(["ledger", "add", "--jobs", str(folder), *flags]) == 0
     assert capsys.readouterr().out == f"jobs:{folder}\n"

@@ -45,8 +45,8 @@ def reference():
 
 
 @cache
-def heaviest(service):
-    return bench(tables()[service], A100_40GB)
+def heaviest(service, load_s=None):
+    return bench(tables()[service], A100_40GB, load_s)
 
 
 @cache
@@ -68,7 +68,7 @@ def test_oracle_equals_the_reference_at_all_150_points():
     points = reference()["oracle"]
     assert len(points) == 150
     for point in points:
-        made = bench(tables()[point["service"]], A100_40GB, point["mean_interarrival_s"])
+        made = heaviest(point["service"], point["mean_interarrival_s"])
         settings = replace(SETTINGS, lambda_ratio=point["lambda"])
         timetable = oracle(made, objective_of(made.table, settings), [point["ci"]])
         found = outcome("oracle", made, objective_of(made.table, settings), [point["ci"]], settings, timetable)
@@ -111,10 +111,11 @@ def test_the_trigger_may_be_relative_as_the_paper_words_it(trace, times):
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", TRACES)
 def test_search_meets_the_published_claims(trace):
-    """Lambda 0.1, 20 seeds: saving, loss, gap to the oracle, overhead, and nothing settled above the limit."""
+    """Lambda 0.1: saving, loss, gap to the oracle, overhead, and nothing settled above the limit; 20 seeds on the trace
+    whose runs are compared with the reference, too."""
     gaps, savings, losses = [], [], []
     for service in SERVICES:
-        found, top = runs(service, trace, "clover"), best(service, trace)
+        found, top = runs(service, trace, "clover", 20 if trace == TRACES[0] else 5), best(service, trace)
         assert mean(found, "saving_ratio") >= 0.75
         assert mean(found, "loss_points") <= 4.5
         assert max(top.saving_ratio - each.saving_ratio for each in found) <= 0.05

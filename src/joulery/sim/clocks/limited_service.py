@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from joulery.policies.clocks.limit_comparison import WorkTotals, add_totals
+from joulery.policies.clocks.limit_comparison import WorkTotals
 from joulery.policies.clocks.service_limit import (
     ServiceLimitState,
     ServiceLimitTuner,
@@ -100,7 +100,7 @@ class _Plant:
     set_s: float = -math.inf
     queue: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
-    answers: tuple[WorkTotals, ...] = ()
+    answers: dict[str, WorkTotals] = field(default_factory=dict)
     late: deque[bool] = field(default_factory=lambda: deque(maxlen=100))
 
     def advance(self, until_s: float) -> None:
@@ -110,7 +110,7 @@ class _Plant:
         arrivals = deque(np.sort(self.now_s + span_s * self.rng.random(count)).tolist())
         while self.now_s < until_s:
             slowdown, power = self.truth(self.now_s)(self.ratio)
-            end_s = self.now_s + min((one.left_s for one in self.running), default=math.inf) * slowdown
+            end_s = self.now_s + min([one.left_s for one in self.running], default=math.inf) * slowdown
             next_s = min(end_s, arrivals[0] if arrivals else math.inf, until_s)
             dt_s, busy = next_s - self.now_s, len(self.running) / self.load.servers
             self.run.energy_j += dt_s * (self.load.idle_w + busy * self.load.busy_w * power)
@@ -139,19 +139,16 @@ class _Plant:
             self.running.remove(one)
             took_s, fresh = self.now_s - one.start_s, one.fresh and one.start_s >= self.set_s
             kind = f"kind {one.kind}"
-            before = next((each for each in self.answers if each.kind == kind), WorkTotals(kind))
-            total = WorkTotals(
+            before = self.answers.pop(kind, None) or WorkTotals(kind)
+            self.answers[kind] = WorkTotals(
                 kind,
                 before.count + 1,
                 before.size + 1,
                 before.service_s + took_s,
-                before.fresh_count,
-                before.fresh_size,
-                before.fresh_s,
+                before.fresh_count + fresh,
+                before.fresh_size + fresh,
+                before.fresh_s + (took_s if fresh else 0.0),
             )
-            others = tuple(each for each in self.answers if each.kind != kind)
-            mine = (WorkTotals(kind, fresh_count=1, fresh_size=1.0, fresh_s=took_s),) if fresh else ()
-            self.answers = (*others, add_totals((total,), mine)[0])
             self.run.answered += 1
             self.run.service_s += took_s
             self.run.base_s += one.base_s
@@ -166,7 +163,7 @@ class _Plant:
         pressure = ServicePressure(
             "service", self.load.slo_s, 0.95, max(ages, default=0.0), 0.0, judged, len(self.late)
         )
-        answers, self.answers = self.answers, ()
+        answers, self.answers = tuple(self.answers.values()), {}
         return ServingDeviceView(
             self.now_s,
             self.ratio,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,13 +77,12 @@ class PolicyController:
         assert service is not None
         span_s = service.settings.window_s
         ended = service.ended_since(now_s - span_s)
-        served = Counter(service.variant_of(request) for request in ended)
-        took_s: dict[str, list[float]] = {}
-        parts: dict[str, list[float]] = {}
+        answers: dict[str, list[int]] = {}
         for request in ended:
-            took_s.setdefault(service.variant_of(request), []).append(service.occupied_s(request))
-            parts.setdefault(service.variant_of(request), []).append(1.0 / service.batch_of(request))
-        batches = any(part < 1.0 for mine in parts.values() for part in mine)
+            answers.setdefault(service.variant_of(request), []).append(request)
+        answers = dict(sorted(answers.items()))
+        parts = {name: 1.0 / service.batch_of(mine) for name, mine in answers.items()}
+        batches = any(part.min() < 1.0 for part in parts.values())
         latencies_s, quantile = service.latency_of(ended), self.policy.objectives.slo.quantile
         latency_s = float(np.quantile(latencies_s, quantile)) if ended else math.nan
         answered_s = service.arrival_s[ended] + latencies_s
@@ -95,7 +93,7 @@ class PolicyController:
             rate_rps=service.arrivals_between(now_s - span_s, now_s) / span_s if now_s >= span_s else math.nan,
             latency_s=latency_s,
             requests=len(ended),
-            served=dict(sorted(served.items())),
+            served={name: len(mine) for name, mine in answers.items()},
             power_w=math.nan,
             running=service.running,
             arrival_rps=service.recent_rps(now_s),
@@ -103,11 +101,11 @@ class PolicyController:
             oldest_wait_s=service.oldest_wait_s(now_s),
             loaded=service.settings.loaded if service.running is not None else (),
             mix=self._steering.mix if service.steering is not None else OWN,
-            occupied_s={name: float(np.mean(times)) for name, times in sorted(took_s.items())},
+            occupied_s={name: float(np.mean(service.occupied_s(mine))) for name, mine in answers.items()},
             tail_latency_s=tail_latency_s(latencies_s.tolist(), answered_s.tolist(), now_s),
             changing=service.changing,
             held_s=service.held_s(now_s),
-            batched={name: len(mine) / math.fsum(mine) for name, mine in sorted(parts.items())} if batches else {},
+            batched={name: len(part) / math.fsum(part) for name, part in parts.items()} if batches else {},
         )
 
 

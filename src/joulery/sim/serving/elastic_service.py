@@ -259,13 +259,13 @@ class ElasticService:
         """The variant that answered a request."""
         return self._variant[request]
 
-    def batch_of(self, request: int) -> int:
-        """Requests in the batch of an answered request."""
-        return int(self._batch[request])
+    def batch_of(self, requests: Sequence[int]) -> IntArray:
+        """Requests in the batch of each of some answered requests."""
+        return np.asarray(self._batch[requests])
 
-    def occupied_s(self, request: int) -> float:
-        """Seconds that a request kept its replica busy; an equal part of its batch's."""
-        return float(self._end_s[request] - self._start_s[request]) / self.batch_of(request)
+    def occupied_s(self, requests: Sequence[int]) -> FloatArray:
+        """Seconds that each of some requests kept its replica busy; an equal part of its batch's."""
+        return np.asarray((self._end_s[requests] - self._start_s[requests]) / self._batch[requests])
 
     def run(self, layout: Layout) -> None:
         """Have a layout run: at once in the processes that are there, else when new ones have loaded."""
@@ -346,7 +346,7 @@ class ElasticService:
     def _pump(self) -> None:
         now_s = self._kernel.now_s
         wait_s = math.inf if self.limit is None else self.limit.wait_s
-        while self._queue and self.oldest_wait_s(now_s) > wait_s:
+        while wait_s < math.inf and self._queue and self.oldest_wait_s(now_s) > wait_s:
             self._queue.popleft()
         while self._idle and self._queue:
             self._count_awake()
@@ -364,7 +364,7 @@ class ElasticService:
 
     def _most(self, variant: str, piece: Slice) -> int:
         """Requests of the largest batch."""
-        return max(self.batches.get((variant, piece), ()), default=1)
+        return max(self.batches.get((variant, piece), ()), default=1) if self.batches else 1
 
     def _variant_for(self, now_s: float, replica: _Replica) -> str:
         """The variant that a replica is to answer the next requests with."""
@@ -399,11 +399,12 @@ class ElasticService:
         """Seconds and CPU seconds of a batch; beside measured sizes in proportion."""
         times_s, used_s, _ = self.profile[variant, piece]
         at = int(self._pick[taken[0]] * len(times_s))
-        points = [(1, times_s[at], used_s[at])]
-        points += [(n, one[at], two[at]) for n, (one, two) in sorted(self.batches.get((variant, piece), {}).items())]
-        high = next((k for k, point in enumerate(points) if point[0] >= len(taken)), len(points) - 1)
-        if high == 0:  # one request, or a variant that takes no batches: one after the other
+        sizes = self.batches.get((variant, piece)) if len(taken) > 1 else None
+        if not sizes:  # one request, or a variant that takes no batches: one after the other
             return float(times_s[at]) * len(taken), float(used_s[at]) * len(taken)
+        points = [(1, times_s[at], used_s[at])]
+        points += [(n, one[at], two[at]) for n, (one, two) in sorted(sizes.items())]
+        high = next((k for k, point in enumerate(points) if point[0] >= len(taken)), len(points) - 1)
         (fewer, low_s, low_cpu_s), (more, high_s, high_cpu_s) = points[high - 1], points[high]
         part = (len(taken) - fewer) / (more - fewer)
         return float(low_s + part * (high_s - low_s)), float(low_cpu_s + part * (high_cpu_s - low_cpu_s))
