@@ -15,6 +15,9 @@ import numpy as np
 from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.domain.errors import ConfigError, InfeasibleError
 
+_ROUNDING = 1e-12
+"""Part of a device's memory by which sums of what it holds may be off: a device may be full to the last byte."""
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -71,9 +74,13 @@ class _Bins:
         n = len(limits.capacity_bytes)
         return cls(limits, np.array(limits.capacity_bytes, float), np.zeros(n), np.zeros(n), {})
 
+    def fits(self, partition: Partition) -> BoolArray:
+        """Which devices have the memory, bool[devices]."""
+        return np.asarray(self.free >= partition.memory_bytes - _ROUNDING * np.array(self.limits.capacity_bytes))
+
     def admits(self, partition: Partition) -> BoolArray:
         """Which devices have the memory and respect the model's device limit, bool[devices]."""
-        fits = self.free >= partition.memory_bytes
+        fits = self.fits(partition)
         used = self.devices_of.get(partition.model, {})
         if len(used) >= self.limits.devices_per_model:
             allowed = np.zeros(len(fits), bool)
@@ -111,7 +118,7 @@ def place_partitions(partitions: Sequence[Partition], limits: PlacementLimits) -
         if device is None:
             raise InfeasibleError(
                 f"partition {partition.key} of model {partition.model} fits on no device",
-                binding="memory" if not bool(np.any(bins.free >= partition.memory_bytes)) else "devices per model",
+                binding="devices per model" if bool(np.any(bins.fits(partition))) else "memory",
                 nearest={str(key): device for key, device in assignment.items()},
                 hint="add memory or devices, or raise the number of devices a model may use",
             )
