@@ -19,7 +19,7 @@ _held: dict[int, int] = {}
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """Ports in a row that nobody has, and no other test process will be given."""
+    """Ports in a row that are free, and no other test process will be given."""
     places = list(range(_FIRST, _LAST - count))
     random.Random(os.urandom(8)).shuffle(places)
     for first in places:
@@ -33,7 +33,7 @@ def free_ports(count: int = 1) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody has, and no other test process will be given."""
+    """A port that is free, and no other test process will be given."""
     return free_ports()[0]
 
 

@@ -1,6 +1,8 @@
 """A carbon file that cannot be used stops ``measure`` before the command starts: one message, exit code 2."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,15 +85,17 @@ def test_the_error_as_json(measured) -> None:
     assert error["hint"]
 
 
-def test_a_file_with_columns_of_any_name_is_read_once_they_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_with_columns_of_any_name_is_read_once_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "grid.csv").write_text("\n".join(["when,grid,rain", *(f"{row},3" for row in GOOD)]) + "\n")
-    line = ["measure", "--json", "--meter", "fake:20", "--carbon", "grid.csv", "--column", "grid"]
-    run = ["--carbon-at", "2023-01-01T01:10Z", "--", "true"]
-    assert main([*line, *run]) == 2
-    assert "--time-column" in capsys.readouterr().err
-    assert main([*line, "--time-column", "when", "--fill", "previous:3h", *run]) == 0
-    found = json.loads(capsys.readouterr().err)
+
+    def measured(*flags: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "joulery", "measure", "--json", "--meter", "fake:20", "--carbon", "grid.csv"]
+        line += ["--column", "grid", *flags, "--carbon-at", "2023-01-01T01:10Z", "--", "true"]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+
+    refused = measured()
+    assert refused.returncode == 2 and "--time-column" in refused.stderr
+    done = measured("--time-column", "when", "--fill", "previous:3h")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stderr)
     assert found["carbon_g"] == pytest.approx(found["energy_j"] / 3.6e6 * 110, rel=1e-6)

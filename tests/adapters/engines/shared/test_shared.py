@@ -206,6 +206,26 @@ async def test_requests_of_all_gateways_are_in_one_ledger(tmp_path: Path) -> Non
         assert all(entry.record.end_s >= entry.record.arrival_s for entry in played.entries)
 
 
+async def test_a_gateway_that_has_just_started_answers_once_it_has_joined(tmp_path: Path) -> None:
+    """It listens already: on a port that gateways share, clients of the others come to it at once."""
+    async with site(tmp_path) as played:
+        engine = await played.controller()
+        await engine.apply([SPEC])
+        client = EngineClient(f"unix:{played.gateways}", GatewayName("new", __version__))
+        early = asyncio.create_task(asked(client))
+        await asyncio.sleep(0)
+        played.joining.append(asyncio.create_task(client.run()))
+        assert not isinstance(await early, RequestError)
+
+
+async def test_a_gateway_without_an_engine_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("joulery.adapters.engines.shared.client._FIRST_S", 0.01)
+    client = EngineClient(f"unix:{tmp_path / 'nowhere'}", GatewayName("new", __version__))
+    for _ in range(2):
+        refused = await asked(client)
+        assert isinstance(refused, RequestError) and refused.outcome is Outcome.UNAVAILABLE
+
+
 async def test_a_gateway_that_dies_loses_its_open_requests_only(tmp_path: Path) -> None:
     async with site(tmp_path) as played:
         engine = await played.controller()

@@ -14,6 +14,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -42,6 +43,8 @@ from joulery.domain.serving.tensors import Tensor
 from joulery.steady_time import unix_s
 
 _RETRY_S = 0.25
+_FIRST_S = 2.0
+"""A gateway that has just started listens before it has joined: its first requests wait for that, so long at most."""
 _UNREACHED: PageAnswer = (
     503,
     {"content-type": "application/json"},
@@ -126,6 +129,7 @@ class EngineClient:
         self._controller_s: float | None = None
         self._link: _Link | None = None
         self._links = self._number = 0
+        self._first, self._wait_until_s = asyncio.Event(), time.monotonic() + _FIRST_S
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._texts: dict[int, asyncio.Queue[RelayedPart]] = {}
         self._unsent: deque[tuple[_Passed, RequestRecord, str]] = deque()
@@ -169,7 +173,7 @@ class EngineClient:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        link = self._link
+        link = self._link or await self._first_link()
         if link is None:
             raise RequestError("the engine server cannot be reached", Outcome.UNAVAILABLE, retry_after_s=1.0)
         arrival_s = unix_s()
@@ -228,7 +232,7 @@ class EngineClient:
 
     async def text(self, request: RelayedRequest) -> AsyncGenerator[RelayedPart, None]:
         """The answer of the controller to a request, part by part; one that is given up is withdrawn there."""
-        link = self._link
+        link = self._link or await self._first_link()
         if link is None:
             yield RelayedPart(more=False, error="the engine server cannot be reached")
             return
@@ -258,8 +262,16 @@ class EngineClient:
         if self._link is not None:
             self._link.end()
 
+    async def _first_link(self) -> _Link | None:
+        """The first connection, as soon as there is one; None where there was one, or it takes too long."""
+        left_s = self._wait_until_s - time.monotonic()
+        if self.never_joined and left_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._first.wait(), left_s)
+        return self._link
+
     async def _content(self, header: dict[str, Any], tensors: Mapping[str, Tensor]) -> PageAnswer:
-        link = self._link
+        link = self._link or await self._first_link()
         if link is None:
             return _UNREACHED
         number = self._numbered()
@@ -297,6 +309,7 @@ class EngineClient:
         self._links += 1
         link.number = self._links
         self._link, self.refused = link, ""
+        self._first.set()
         link.beating = loop.create_task(self._beat(link))
         while self._unsent:
             self._report(link, *self._unsent.popleft())
