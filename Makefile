@@ -47,7 +47,7 @@ $(VENV)-ray/.done: $(VENV)/.dev requirements/ray.txt
 	@touch $@
 
 test-ray: $(VENV)-ray/.done ## the engine on Ray Serve, beside a Ray cluster, in an environment of its own
-	$(VENV)-ray/bin/python -m pytest -m ray tests/contract
+	RAY_prestart_worker_first_driver=0 $(VENV)-ray/bin/python -m pytest -m ray tests/contract
 
 # Triton's Python backend takes arrays of numpy 1 alone: with numpy 2 its answers are empty.
 $(VENV)-triton/.done: $(VENV)/bin/python
