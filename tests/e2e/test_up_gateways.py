@@ -152,7 +152,7 @@ def test_no_request_is_lost_or_counted_twice(tmp_path: Path) -> None:
                     second.process.send_signal(signal.SIGINT)
                     status, _, errors = second.end()
         assert status == 0, errors
-        assert not [one for one in psutil.process_iter() if _cwd(one) == str(state)], "everything has ended"
+        wait_until(lambda: not [one for one in psutil.process_iter() if _cwd(one) == str(state)], "the end of all")
     report = json.loads((tmp_path / "report.json").read_text())
     apart = report["without_controller"]
     before = rows(tmp_path / "run" / "requests.rows")
