@@ -137,7 +137,10 @@ def test_two_services_of_one_site_file_one_with_a_gpu_of_its_own_both_on_slices_
         assert up.survivors() == []
     assert code == 0, complaint
     report = json.loads((tmp_path / "run/report.json").read_text())
-    assert {each["service"]: each["failed"] for each in report["services"]} == {"sums": 0, "more": 0}
+    assert [each["service"] for each in report["services"]] == ["sums", "more"]
+    assert all(each["failed"] == each["refused"] for each in report["services"]), (
+        "a busy machine may refuse, never fail"
+    )
     assert all(each["requests"] > 20 for each in report["services"])
     assert (
         "gpu:0, gpu:1 partitioned as 3g.20gb+4g.20gb+4g.20gb" in said
