@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 
+from tests import ports
 from tests.ports import free_port, free_ports
 
 ASK = "from tests.ports import free_ports; print(*free_ports(400), flush=True); input()"
@@ -25,8 +26,6 @@ def test_each_port_is_given_once_whoever_asks():
 def test_a_port_that_a_program_has_is_not_given():
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
-        import tests.ports as ports
-
         held = ports._held.pop(port)
         assert not ports._take(port)
         ports._held[port] = held

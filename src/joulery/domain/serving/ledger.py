@@ -36,7 +36,7 @@ class LedgerEntry(NamedTuple):
 
 
 RecordMarks = dict[str, dict[str, int]]
-"""Number of the newest record that a controller has taken, by engine server and gateway process."""
+"""Number of the newest record that a controller has stored, by engine server and gateway process."""
 
 
 def advance(marks: RecordMarks, further: RecordMarks) -> None:

@@ -63,14 +63,11 @@ def add_totals(first: tuple[WorkTotals, ...], second: tuple[WorkTotals, ...]) ->
     found = {one.kind: one for one in first}
     for one in second:
         before = found.get(one.kind, WorkTotals(one.kind))
-        found[one.kind] = WorkTotals(
-            one.kind,
-            before.count,
-            before.size,
-            before.service_s,
-            before.fresh_count + one.fresh_count,
-            before.fresh_size + one.fresh_size,
-            before.fresh_s + one.fresh_s,
+        found[one.kind] = replace(
+            before,
+            fresh_count=before.fresh_count + one.fresh_count,
+            fresh_size=before.fresh_size + one.fresh_size,
+            fresh_s=before.fresh_s + one.fresh_s,
         )
     return tuple(found[kind] for kind in sorted(found))
 

@@ -47,10 +47,6 @@ class TrackedJob:
     skipped: int = 0
     reserved: bool = False
 
-    def passed_over(self) -> TrackedJob:
-        """The job after a round in which it did not fit; ``dataclasses.replace`` takes several times as long."""
-        return TrackedJob(self.upper, self.gpus, self.degradation, self.skipped + 1, self.reserved)
-
 
 def fill(
     view: ClusterView,
@@ -103,7 +99,7 @@ def fill(
             continue
         left.append(row)
         if want > 1:
-            jobs[job] = known = jobs[job].passed_over()
+            jobs[job] = known = replace(jobs[job], skipped=jobs[job].skipped + 1)
             blocked = blocking and (blocked or known.skipped > _BLOCKING_ROUNDS)
     return run, jobs, tuple((number[row], jobs[number[row]].gpus) for row in left)
 
@@ -149,7 +145,7 @@ def fill_in_order(
             continue
         left.append(row)
         if want > 1:
-            jobs[job] = known = jobs[job].passed_over()
+            jobs[job] = known = replace(jobs[job], skipped=jobs[job].skipped + 1)
             blocked = blocking and (blocked or known.skipped > _BLOCKING_ROUNDS)
     for row in rows:
         job = number[row]

@@ -364,7 +364,7 @@ class ElasticService:
 
     def _most(self, variant: str, piece: Slice) -> int:
         """Requests of the largest batch."""
-        return max(self.batches.get((variant, piece), ()), default=1) if self.batches else 1
+        return max(self.batches.get((variant, piece), ()), default=1)
 
     def _variant_for(self, now_s: float, replica: _Replica) -> str:
         """The variant that a replica is to answer the next requests with."""

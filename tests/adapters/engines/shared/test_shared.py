@@ -213,9 +213,19 @@ async def test_a_gateway_that_has_just_started_answers_once_it_has_joined(tmp_pa
         await engine.apply([SPEC])
         client = EngineClient(f"unix:{played.gateways}", GatewayName("new", __version__))
         early = asyncio.create_task(asked(client))
-        await asyncio.sleep(0)
+        await eventually(lambda: client._first._waiters, "a request that waits")
+        joins_s = unix_s()
         played.joining.append(asyncio.create_task(client.run()))
-        assert not isinstance(await early, RequestError)
+        answer = await early
+        assert not isinstance(answer, RequestError)
+        assert answer.arrival_s <= joins_s <= answer.start_s, "it waited for that"
+
+
+async def test_a_request_waits_for_the_first_connection_no_longer_than_it_may_take(tmp_path: Path) -> None:
+    client = EngineClient(f"unix:{tmp_path / 'nowhere'}", GatewayName("new", __version__))
+    client._wait_until_s = math.inf
+    refused = await asked(client, ONE._replace(timeout_s=0.01))
+    assert isinstance(refused, RequestError) and refused.outcome is Outcome.UNAVAILABLE
 
 
 async def test_a_gateway_without_an_engine_server_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ while it was away are sent when it has joined again.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -53,11 +54,11 @@ _UNREACHED: PageAnswer = (
 _MOST_UNSENT = 100_000
 """Records kept while the engine server is away."""
 _MOST_KEPT = 20_000
-"""Records kept while it is there and no controller takes them: should it be lost, too, the older ones are."""
+"""Records kept while it is there and no controller stores them: should it be lost, too, the older ones are."""
 
 
 class _Kept(NamedTuple):
-    """A record until a controller has taken it: its number, to which engine server it was sent, and what was sent."""
+    """A record until a controller has stored it: its number, to which engine server it was sent, and what was sent."""
 
     number: int
     instance: str
@@ -173,15 +174,16 @@ class EngineClient:
         Raises:
             RequestError: It was not answered; ``outcome`` says why.
         """
-        link = self._link or await self._first_link()
+        arrival_s = unix_s()
+        link = self._link or await self._first_link(request.timeout_s)
         if link is None:
             raise RequestError("the engine server cannot be reached", Outcome.UNAVAILABLE, retry_after_s=1.0)
-        arrival_s = unix_s()
+        sent_s = unix_s()
         number = self._numbered()
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         _REQUEST.set(_Passed(link.number, link.instance, number))
         try:
-            link.send(m.request_header(number, service, request, 0.0), request.inputs)
+            link.send(m.request_header(number, service, request, sent_s - arrival_s), request.inputs)
             header, outputs = await answer
         except asyncio.CancelledError:
             link.send({"m": m.CANCEL, "n": number})
@@ -195,7 +197,7 @@ class EngineClient:
             header["v"],
             header["r"],
             arrival_s,
-            arrival_s + header["w"],
+            sent_s + header["w"],
             unix_s(),
             m.seconds(header["s"]),
             m.seconds(header["c"]),
@@ -262,9 +264,9 @@ class EngineClient:
         if self._link is not None:
             self._link.end()
 
-    async def _first_link(self) -> _Link | None:
+    async def _first_link(self, timeout_s: float | None = None) -> _Link | None:
         """The first connection, as soon as there is one; None where there was one, or it takes too long."""
-        left_s = self._wait_until_s - time.monotonic()
+        left_s = min(self._wait_until_s - time.monotonic(), math.inf if timeout_s is None else timeout_s)
         if self.never_joined and left_s > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._first.wait(), left_s)
@@ -355,9 +357,9 @@ class EngineClient:
         link.send(header)
 
     def _settle(self, link: _Link, marks: RecordMarks) -> None:
-        """Forget the records that a controller has taken; send those again that were lost with an engine server.
+        """Forget the records that a controller has stored; send those again that were lost with an engine server.
 
-        Of an engine server that the controller does not know, an earlier controller has taken the records.
+        Of an engine server that the controller does not know, an earlier controller may have stored the records.
         """
         kept, lost = self._kept, []
         while kept:

@@ -41,7 +41,7 @@ class Welcome:
         since_s: When that controller left, Unix seconds.
         gateways: The gateways.
         instance: Identifies the engine server.
-        marks: Which records a controller has taken.
+        marks: Which records a controller has stored.
     """
 
     pid: int

@@ -90,7 +90,7 @@ class ServerState:
         charges: The table of charges.
         controller: Whether a controller is connected.
         left_s: When it left, on the monotonic clock.
-        marks: Which records a controller has taken; None before one has come.
+        marks: Which records a controller has stored; None before one has come.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
