@@ -39,10 +39,11 @@ class Up:
         *arguments: str,
         limit_bytes: int = -1,
         verb: str = "up",
+        cache: Path | None = None,
     ) -> None:
         self.marker = uuid.uuid4().hex
         self.folder = folder
-        environment = os.environ | {"JOULERY_CACHE": str(folder / "cache"), "JOULERY_TEST_MARK": self.marker}
+        environment = os.environ | {"JOULERY_CACHE": str(cache or folder / "cache"), "JOULERY_TEST_MARK": self.marker}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "joulery", verb, str(site), "--out", str(folder / "run"), *arguments],
             stdout=subprocess.PIPE,
