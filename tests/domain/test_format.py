@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.domain.format import UNKNOWN, count, duration, grams, moment, number, percent, si
+from joulery.domain.format import UNKNOWN, count, duration, grams, latency, moment, number, percent, si
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,23 @@ def test_percent():
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0312, "31 ms"),
+        (9.9994, "9999 ms"),
+        (9.9996, "10.0 s"),
+        (20.0, "20.0 s"),
+        (123.4, "123 s"),
+        (math.inf, "unbounded"),
+        (None, UNKNOWN),
+        (math.nan, UNKNOWN),
+    ],
+)
+def test_latency(seconds, text):
+    assert latency(seconds) == text
 
 
 def test_moment_and_count():

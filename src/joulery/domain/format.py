@@ -62,6 +62,15 @@ def duration(seconds: float | None) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def latency(seconds: float | None) -> str:
+    """``0.031`` as ``31 ms``, in seconds from ten on; ``unbounded`` where it is infinite."""
+    if seconds is None or math.isnan(seconds):
+        return UNKNOWN
+    if math.isinf(seconds):
+        return "unbounded"
+    return f"{1e3 * seconds:.0f} ms" if seconds < 9.9995 else f"{_three(seconds)} s"
+
+
 def moment(t_s: float | None) -> str:
     """Unix seconds as ``2026-11-20 05:12:03 UTC``."""
     if t_s is None or not math.isfinite(t_s):

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from joulery.domain.decisions import Decision, Step
+from joulery.domain.format import latency
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.messages import ms
 from joulery.policies.serving.observation import SET_WEIGHTS, Observation
 from joulery.policies.serving.predictive_search import PredictiveSearch, known_layouts
 from joulery.policies.serving.state import Family, ServiceState
@@ -68,9 +68,9 @@ def slow(seen: Observation, names: Sequence[str], slo: Slo) -> str:
     for name in names:
         held_s = seen.held_s.get(name, 0.0)
         if held_s > slo.latency_s:
-            return f"a request has been with {name} for {ms(held_s)}"
+            return f"a request has been with {name} for {latency(held_s)}"
         if seen.occupied_s.get(name, 0.0) > slo.latency_s:
-            return f"{name} took {ms(seen.occupied_s[name])} a request"
+            return f"{name} took {latency(seen.occupied_s[name])} a request"
     return ""
 
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError
+from joulery.domain.format import latency
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.service import SloScope
 from joulery.policies.newcomers import assumed
-from joulery.policies.serving.messages import ms, short
+from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import SET_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import RandomState, ServiceState
@@ -358,7 +359,7 @@ class AuditedPolicy:
             inner = self.policy.step(service, seen)
             return Step(replace(state, service=inner.state), inner.decisions)
         if delay_s > _CALM_RATIO * limit_s:
-            words = f"audit ended early: the queue takes {ms(delay_s)} of the SLO of {ms(limit_s)}"
+            words = f"audit ended early: the queue takes {latency(delay_s)} of the SLO of {latency(limit_s)}"
             return self._end(state, seen, words, cut=True)
         if service.layout == baseline:
             inner = self.policy.step(service, seen)

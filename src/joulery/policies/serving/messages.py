@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from joulery.domain.format import latency
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import VariantMix, Weights
 from joulery.domain.serving.service import Slo
@@ -38,18 +39,13 @@ def quantile(slo: Slo) -> str:
     return f"p{100 * slo.quantile:g}"
 
 
-def ms(seconds: float) -> str:
-    """``31 ms``."""
-    return f"{1e3 * seconds:.0f} ms" if math.isfinite(seconds) else "unbounded"
-
-
 def changed(then: ServiceObjectives | None, now: ServiceObjectives) -> str:
     """How the objectives changed; empty where they did not."""
     if then is None or then == now:
         return ""
     if then.slo != now.slo:
         verb = "tightened" if now.slo.latency_s < then.slo.latency_s else "changed"
-        before, after = (f"{quantile(slo)} {ms(slo.latency_s)}" for slo in (then.slo, now.slo))
+        before, after = (f"{quantile(slo)} {latency(slo.latency_s)}" for slo in (then.slo, now.slo))
         return f"SLO {verb} from {before} to {after}"
     if then.lambda_ratio != now.lambda_ratio:
         return f"lambda changed from {then.lambda_ratio:g} to {now.lambda_ratio:g}"
@@ -63,7 +59,7 @@ def moved(what: str, unit: str, now: float, then: float) -> str:
 
 def measured(slo: Slo, sample: Sample, verdict: Verdict) -> str:
     """The outcome of a trial."""
-    where = f"{quantile(slo)} {ms(max(0.0, sample.latency_low_s))} to {ms(sample.latency_high_s)}"
+    where = f"{quantile(slo)} {latency(max(0.0, sample.latency_low_s))} to {latency(sample.latency_high_s)}"
     joules = f"{1e3 * sample.energy_j:.3g} mJ a request"
     return f"{short(sample.layout)} {_VERDICTS[verdict]} ({where}, {joules}, {sample.requests} requests)"
 
@@ -89,7 +85,7 @@ def intensity_moved(trigger: ReplanTrigger, now_g: float, planned_g: float, unkn
 
 def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh: float) -> str:
     """Why a predicted layout was chosen."""
-    limit = f"{quantile(slo)} {ms(choice.latency_s)} of {ms(slo.latency_s)}"
+    limit = f"{quantile(slo)} {latency(choice.latency_s)} of {latency(slo.latency_s)}"
     if not choice.feasible:
         return f"none of {choice.tried} layouts keeps the SLO; {short(choice.layout)} comes nearest, {limit}"
     metrics, name = choice.metrics, short(choice.layout)
@@ -101,7 +97,7 @@ def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh
 
 def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float, known: int) -> str:
     """Why a measured layout was settled on."""
-    limit = f"{quantile(slo)} at most {ms(best.latency_high_s)} of {ms(slo.latency_s)}"
+    limit = f"{quantile(slo)} at most {latency(best.latency_high_s)} of {latency(slo.latency_s)}"
     changes = _changes(objective, best.metrics.accuracy_ratio, best.metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
         return f"intensity unknown, so {_decider(objective)}: {short(best.layout)}, {changes}, {limit}"
@@ -135,7 +131,7 @@ def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, de
         return f"{short(layout)} serves meanwhile"
     if not measured:
         return f"nothing could be measured; {short(layout)} serves"
-    asked = f"the SLO of {ms(goals.slo.latency_s)}"
+    asked = f"the SLO of {latency(goals.slo.latency_s)}"
     if goals.minimum_accuracy_ratio > 0:
         asked += f" and an accuracy of {goals.minimum_accuracy_ratio:.2%}"
     return f"none of {measured} measured keeps {asked}; {short(layout)} comes nearest"

@@ -19,6 +19,7 @@ from typing import Any
 
 from joulery.domain.decisions import Decision, Step
 from joulery.domain.errors import DataError, InfeasibleError
+from joulery.domain.format import latency
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN
@@ -28,7 +29,7 @@ from joulery.policies.consolidation import Consolidation
 from joulery.policies.family_change import FAMILY, decision_kind, family_from, followed, has_left, seen_by
 from joulery.policies.newcomers import assumed, introduced, trusted
 from joulery.policies.serving import messages
-from joulery.policies.serving.messages import ms, quantile, short
+from joulery.policies.serving.messages import quantile, short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, Sample
 from joulery.policies.serving.predictive_search import PredictiveSearch
@@ -351,7 +352,7 @@ class ServicePolicy:
         if state.deferred and not seen.waits_for:
             return TURN, state.deferred + _WAITED
         if self._latency_counts(state, seen) and seen.latency_s > self.objectives.slo.latency_s:
-            return "latency", f"{quantile(self.objectives.slo)} {ms(seen.latency_s)} above the SLO"
+            return "latency", f"{quantile(self.objectives.slo)} {latency(seen.latency_s)} above the SLO"
         if seen.now_s - state.decided_s < self.trigger.settle_s:
             return None
         if seen.running != state.layout:

@@ -15,6 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from joulery.domain.errors import DataError
+from joulery.domain.format import latency
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix, Weights
@@ -267,7 +268,7 @@ def threat(seen: Observation, slo: Slo, capacity_rps: float, before: Threat) -> 
         surging = before.surging + 1
     phrase = ""
     if strained >= 2 or waits_s > _THREAT * slo.latency_s:
-        phrase = f"{seen.queued} requests queued, the oldest for {1e3 * seen.oldest_wait_s:.0f} ms"
+        phrase = f"{seen.queued} requests queued, the oldest for {latency(seen.oldest_wait_s)}"
     elif surging >= 2 or (surging and excess_rps > _SURGE_ERRORS * _error_rps(rate_rps)):
         phrase = f"{rate_rps:.0f} requests/s arrive, {capacity_rps:.0f} /s can be served"
     return Threat(phrase, strained, surging)

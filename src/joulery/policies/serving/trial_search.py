@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
+from joulery.domain.format import latency
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import MigMenu, MigProfile
 from joulery.perf.layouts import Predictor
@@ -28,7 +29,7 @@ from joulery.policies.serving.configuration_graph import Edge
 from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.learned_service import Baseline, FittedServices, ServiceSetting
 from joulery.policies.serving.learning_search import LearningBudget, LearningSearch
-from joulery.policies.serving.messages import ms, quantile
+from joulery.policies.serving.messages import quantile
 from joulery.policies.serving.objective import Objective, ServiceObjectives
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.predictive_search import LeanestMemo
@@ -287,7 +288,7 @@ class TrialSearch:
             return None
         slo, least = goals.slo, goals.minimum_accuracy_ratio
         if sample.latency_low_s > slo.latency_s:
-            return "latency", f"{quantile(slo)} {ms(sample.latency_s)} above the SLO of {ms(slo.latency_s)}"
+            return "latency", f"{quantile(slo)} {latency(sample.latency_s)} above the SLO of {latency(slo.latency_s)}"
         mean, error = sample.accuracy(self.accuracy_ratio)
         if mean + _ACCURACY_ERRORS * error < least - 1e-9:
             return "accuracy", f"accuracy {mean:.2%} below the minimum of {least:.2%}"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.format import latency
 from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
 from joulery.policies.serving.trial_search import CLOVER, LEARNING, RANDOM
@@ -88,9 +89,9 @@ def _nothing_within(
     words = bench.space.describe(bench.space.graphs[row])
     allowed = 1.0 - least_accuracy_ratio / table.base_accuracy_ratio
     return InfeasibleError(
-        f"no configuration keeps {1e3 * table.base_latency_s:.0f} ms and loses at most {100 * allowed:.3g} % of its "
+        f"no configuration keeps {latency(table.base_latency_s)} and loses at most {100 * allowed:.3g} % of its "
         f"accuracy; the least bad, {words}, loses {100 * lost:.2g} % and saves {100 * saved:.1f} % "
-        f"(p95 {1e3 * shown.latency_s:.0f} ms)",
+        f"(p95 {latency(shown.latency_s)})",
         binding="minimum accuracy" if timely else "latency",
         nearest={
             "configuration": words,

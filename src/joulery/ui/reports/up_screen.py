@@ -16,7 +16,7 @@ from rich.text import Text
 from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession, announced
-from joulery.domain.format import UNKNOWN, count, duration, grams, number, percent, si
+from joulery.domain.format import UNKNOWN, count, duration, grams, latency, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
 from joulery.ui.reports.messages import accuracy_words, requests_text, saving_text, upstreams_text
 from joulery.ui.reports.up_facts import (
@@ -234,8 +234,8 @@ def live_line(
 def _brief(seen: ServiceTick | None, service: ServiceLabel) -> Text:
     """One of several services."""
     latency_s = math.nan if seen is None else seen.latency_s
-    text = Text(f"  {service.name} ").append(_ms(latency_s), style="bold red" if latency_s > service.slo_s else "")
-    return text.append(f"/{_ms(service.slo_s)}", style="dim")
+    text = Text(f"  {service.name} ").append(latency(latency_s), style="bold red" if latency_s > service.slo_s else "")
+    return text.append(f"/{latency(service.slo_s)}", style="dim")
 
 
 def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: bool) -> Text:
@@ -246,9 +246,9 @@ def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: b
     line.append_text(_mix(dict(seen.mix), [name for name, _ in service.variants], wide=wide))
     keeps = not seen.latency_s > service.slo_s
     line.append(f" p{100 * service.quantile_ratio:g} ")
-    line.append(_ms(seen.latency_s), style="" if keeps else "bold red")
+    line.append(latency(seen.latency_s), style="" if keeps else "bold red")
     if wide:
-        line.append(f" of {_ms(service.slo_s)}  {seen.requests / tick.period_s:.0f} /s  {grams(tick.carbon_g)}")
+        line.append(f" of {latency(service.slo_s)}  {seen.requests / tick.period_s:.0f} /s  {grams(tick.carbon_g)}")
     return line
 
 
@@ -327,7 +327,7 @@ def _family(entry: Mapping[str, Any]) -> str:
         return text
     verdict = "within" if entry["ttft_slo_met"] else "BEYOND"
     kept, refused = percent(entry["ttft_attainment_ratio"]), count(entry["refused"])
-    bound = f"p{100 * entry['ttft_quantile']:g} {verdict} {_ms(entry['ttft_slo_s'])}"
+    bound = f"p{100 * entry['ttft_quantile']:g} {verdict} {latency(entry['ttft_slo_s'])}"
     return f"{text}; first token: {bound}, which {kept} kept; {refused} refused for it"
 
 
@@ -347,8 +347,8 @@ def _service(entry: Mapping[str, Any]) -> str:
     variants = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items() if share > 0)
     verdict = "within" if entry["slo_met"] else "BEYOND"
     return (
-        f"{_requests_of(entry)}; p95 {_ms(entry['p95_s'])}, p{100 * entry['slo_quantile']:g} {verdict} "
-        f"{_ms(entry['slo_s'])}; {variants}; {si(entry['charged_j'], 'J')} in all"
+        f"{_requests_of(entry)}; p95 {latency(entry['p95_s'])}, p{100 * entry['slo_quantile']:g} {verdict} "
+        f"{latency(entry['slo_s'])}; {variants}; {si(entry['charged_j'], 'J')} in all"
     )
 
 
@@ -359,9 +359,8 @@ def _text(entry: Mapping[str, Any]) -> str:
     text = _requests_of(entry)
     if entry["p95_s"] is None:
         return f"{text}; nothing answered"
-    text += (
-        f"; p95 {_ms(entry['p95_s'])}, p50 {_ms(entry['p50_s'])}; {count(entry['completion_tokens'])} tokens written"
-    )
+    text += f"; p95 {latency(entry['p95_s'])}, p50 {latency(entry['p50_s'])}"
+    text += f"; {count(entry['completion_tokens'])} tokens written"
     if entry["energy_per_request_j"] is None:
         return f"{text}; joules not known"
     a_token = entry["energy_per_token_j"]
@@ -372,8 +371,8 @@ def _text(entry: Mapping[str, Any]) -> str:
 def _latency(report: Mapping[str, Any]) -> str:
     verdict = "within" if report["slo_met"] else "BEYOND"
     return (
-        f"p95 {_ms(report['p95_s'])}, p50 {_ms(report['p50_s'])}; "
-        f"p{100 * report['slo_quantile']:g} {verdict} the SLO of {_ms(report['slo_s'])}, "
+        f"p95 {latency(report['p95_s'])}, p50 {latency(report['p50_s'])}; "
+        f"p{100 * report['slo_quantile']:g} {verdict} the SLO of {latency(report['slo_s'])}, "
         f"which {percent(report['attainment_ratio'])} of the answers kept"
     )
 
@@ -423,7 +422,7 @@ def _carbon(report: Mapping[str, Any]) -> str:
 def _saving(report: Mapping[str, Any]) -> str:
     text = " ".join(saving_text(report) or ())
     if not report["baseline_keeps_slo"] and report.get("baseline_p95_s") is not None:
-        text += f"; that would have missed the SLO (p95 {_ms(report['baseline_p95_s'])})"
+        text += f"; that would have missed the SLO (p95 {latency(report['baseline_p95_s'])})"
     return text
 
 
@@ -436,9 +435,3 @@ def _calibration(report: Mapping[str, Any]) -> str:
         f"on what really ran, the replay was off by {100 * errors['cpu_error_ratio']:+.1f} % in CPU time and "
         f"{100 * errors['latency_error_ratio']:+.0f} % in p{100 * report['slo_quantile']:g}"
     )
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None or math.isnan(seconds):
-        return UNKNOWN
-    return f"{1e3 * seconds:.0f} ms" if seconds < 9.9995 else f"{seconds:.1f} s"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.format import latency
 from joulery.policies.placement.pools.master import Box, PoolMaster, most_gpus, service_s, whole_box
 from joulery.policies.placement.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, edges_of
@@ -228,7 +229,7 @@ def _too_late(problem: PoolProblem, tried: Sequence[Pool]) -> InfeasibleError:
     ]
     pool = tried[worst.index(min(worst))]
     shown = [
-        f"{s.name} {1e3 * m.latency_s:.0f} ms of {1e3 * s.limit_s:.0f} ms at {m.accuracy_ratio:.2%} accuracy"
+        f"{s.name} {latency(m.latency_s)} of {latency(s.limit_s)} at {m.accuracy_ratio:.2%} accuracy"
         for m, s in zip(pool.metrics, problem.services, strict=True)
     ]
     return InfeasibleError(
