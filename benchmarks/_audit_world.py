@@ -9,11 +9,11 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.layout_space import cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
-from joulery.policies.switchback import AuditedPolicy, Switchback
+from joulery.policies.serving.search.layout_space import cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.switchback import AuditedPolicy, Switchback
 from joulery.sim.serving.audited_service import AuditedRun, TrueService, run_audited, varying_arrivals
 
 ONE = Slice(SliceKind.CPU, cores=1)

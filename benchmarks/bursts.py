@@ -18,10 +18,10 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor, batched_within
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
 from joulery.sim.serving.elastic_service import BurstOutcome, Controller, ElasticService, PlantSettings
 

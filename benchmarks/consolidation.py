@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks import Result, bursts
 from benchmarks import _burst_world as world
-from joulery.policies.consolidation import Consolidation
+from joulery.policies.serving.consolidation import Consolidation
 from joulery.sim.serving.burst_controllers import PolicyController
 from joulery.sim.serving.elastic_service import BurstOutcome, ElasticService, PlantSettings
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings, Timetable, hourly, objective_of, outcome
 from joulery.sim.serving.schemes import SEARCHING, run, timetable_of

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from joulery.perf.blend import rescaled, stretched
-from joulery.policies.family_change import family_of
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.variants.changes import family_of
 from joulery.sim.serving.burst_controllers import PolicyController
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import MS, VARIANTS, arriving, policy, predictor

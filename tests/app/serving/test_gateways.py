@@ -20,7 +20,7 @@ from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.serving.requests import ROW, RequestRecorder
+from joulery.runtime.session.requests import ROW, RequestRecorder
 from tests.runtime.site_files import toy_site
 
 

@@ -16,12 +16,12 @@ from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo, SloScope
 from joulery.perf.layouts import Predictor, batched_within
-from joulery.policies.serving import predictive_search
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
+from joulery.policies.serving.search import predictive_search
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
 from joulery.policies.serving.slo_first import NO_THREAT, VariantScaler, admission, present_rps, slowdown, threat
 from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
 from joulery.sim.serving.elastic_service import ElasticService, PlantSettings

@@ -8,7 +8,7 @@ import pytest
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds, summed_odds
+from joulery.policies.serving.search.configuration_graph import one_gpu, published_odds, summed_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import StudySettings

@@ -10,8 +10,8 @@ import pytest
 from joulery.app.simulation.variant_study import read_costs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.policies.serving.annealing import AnnealingSearch, LayoutNeighbourhood, TrialMetrics
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds
+from joulery.policies.serving.search.annealing import AnnealingSearch, LayoutNeighbourhood, TrialMetrics
+from joulery.policies.serving.search.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import StudySettings, trial_cost
 from joulery.sim.serving.schemes import co2opt_row, run

@@ -16,7 +16,7 @@ from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.profile import Profile
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.runtime.profiling.slices import Plan
 from joulery.runtime.serving.running_service import ServiceSetup
 

@@ -48,13 +48,13 @@ from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.served.finish import Finished, client_figures, finish
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.plans.planned import PlanControl
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
+from joulery.runtime.session.history import SessionHistory
+from joulery.runtime.session.requests import RequestWindow
 from joulery.steady_time import unix_s
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
 

@@ -1,6 +1,6 @@
 """A service in virtual time under its live policy, with periods of the baseline, and the truth that they estimate.
 
-The kernel drives the same :class:`~joulery.policies.switchback.AuditedPolicy` as the live service. The plant is
+The kernel drives the same :class:`~joulery.policies.serving.switchback.AuditedPolicy` as the live service. The plant is
 a pool of replicas on one FIFO (:mod:`joulery.perf.queues.fifo_pool`) whose true service times are its own: the policy
 sees a profile that may be wrong. As every request is served under the policy and again under the baseline, with the
 same service time on the same variant, the saving that an audit estimates is known.
@@ -20,7 +20,7 @@ from joulery.domain.gpu.layout import Layout
 from joulery.perf.queues.fifo_pool import PoolInstance, serve
 from joulery.perf.switchback import SampledCost, estimate_total, sums_by_period
 from joulery.policies.serving.observation import KEEP_LAYOUT, Observation
-from joulery.policies.switchback import AuditedPolicy, AuditTally, BaselinePeriod
+from joulery.policies.serving.switchback import AuditedPolicy, AuditTally, BaselinePeriod
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.kernel import Kernel
 

@@ -21,8 +21,8 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.serving.service import Slo
 from joulery.domain.serving.variant_table import VariantTable
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.serving.trial_table import REQUESTS, Bench
 
 HOUR_S = 3600.0

@@ -39,9 +39,9 @@ from joulery.gateway.joined.text import answer_relayed
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
-from joulery.runtime.serving.history import REQUESTS
-from joulery.runtime.serving.requests import ROW
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.history import REQUESTS
+from joulery.runtime.session.requests import ROW
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
