@@ -106,7 +106,7 @@ def played(arrival_s: Any, until_s: float, g_per_kwh: Any, seed: int) -> Any:
     chosen, table = made()
     settings = plant.PlantSettings(world.SLO_S, start_s=world.START_S)
     service = plant.ElasticService(table, arrival_s, settings, Before(chosen, g_per_kwh), seed)
-    return service.play(until_s + 5.0)
+    return service.simulate(until_s + 5.0)
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def play(
     }
     loaded, delay_s = tuple(sorted(world.MS)), known.batch_delay_s
     settings = PlantSettings(world.SLO_S, world.START_S, loaded, drop_late=drop, batch_delay_s=delay_s)
-    return ElasticService(table, arrival_s, settings, controller, seed, batches=batches).play(until_s + 5.0)
+    return ElasticService(table, arrival_s, settings, controller, seed, batches=batches).simulate(until_s + 5.0)
 
 
 def played(known: Predictor, name: str, made: Callable[..., Controller]) -> Played:

@@ -29,7 +29,7 @@ def simulated(rate_rps: float, awake_w: float, *, on: bool) -> BurstOutcome:
     policy = replace(bursts.policy(known), consolidation=Consolidation() if on else None)
     settings = PlantSettings(world.SLO_S, world.START_S, tuple(sorted(world.MS)), awake_w=awake_w)
     controller = PolicyController(policy, world.BASE_G_PER_KWH)
-    return ElasticService(table, arrival_s[arrival_s < LENGTH_S], settings, controller, 5).play(LENGTH_S + 5.0)
+    return ElasticService(table, arrival_s[arrival_s < LENGTH_S], settings, controller, 5).simulate(LENGTH_S + 5.0)
 
 
 def joules(one: BurstOutcome) -> float:

@@ -29,8 +29,7 @@ from joulery.sim.queues.fifo_pull import Requests, pull
 from joulery.sim.queues.pull_fit import instances_of
 from joulery.sim.queues.single_server import by_key, fcfs
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.schemes import SCHEMES
-from joulery.sim.serving.schemes import run as run_scheme
+from joulery.sim.serving.schemes import SCHEMES, run_scheme
 from joulery.sim.serving.trial_table import bench, exhaustive_table
 
 EVENTS = 400_000

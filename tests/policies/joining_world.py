@@ -77,4 +77,4 @@ def joined(assumed_ms, true_ms, rate_rps=40.0, until_s=120.0, seed=0, join_s=30.
             table["third", piece] = service_s * ratio, cpu_s * ratio, watts
     times = arriving(lambda _: rate_rps, until_s, seed)
     plant = PlantSettings(made.objectives.slo.latency_s, 0.0, VARIANTS)
-    return ElasticService(table, times, plant, controller, seed).play(until_s + 5.0), controller
+    return ElasticService(table, times, plant, controller, seed).simulate(until_s + 5.0), controller

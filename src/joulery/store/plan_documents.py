@@ -426,7 +426,7 @@ def _language_certificate(proof: LanguageCertificate) -> dict[str, Any]:
         "pool_price": dict(proof.pool_price),
         "rates_rps": dict(proof.rates_rps),
         "available": dict(proof.available),
-        "columns": [each._asdict() for each in proof.columns],
+        "columns": [each._asdict() for each in proof.candidates],
         "looser": [each._asdict() for each in proof.looser],
     }
 

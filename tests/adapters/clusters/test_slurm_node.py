@@ -70,7 +70,7 @@ def test_numbers_of_boards(text: str, expected: tuple[int, ...]) -> None:
     assert parse_gpus(text) == expected
 
 
-def test_jobs_are_told_apart_by_who_started_what_and_on_how_many_nodes(tmp_path: Path) -> None:
+def test_jobs_are_distinguished_by_who_started_what_and_on_how_many_nodes(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURM_JOB_USER="ann", SLURM_JOB_NAME="train", SLURM_JOB_NUM_NODES="2")
     process(tmp_path, 20, 1, SLURM_JOB_ID="8", SLURM_JOB_NUM_NODES="many")
     first, second = node_placements(tmp_path)

@@ -59,7 +59,7 @@ def play(rate, until_s, rule=RULE, seed=0):
     table = {(e.variant, e.slice): (e.loaded.service_s, e.loaded.cpu_s, e.active_w) for e in KNOWN.profile.entries}
     controller = PolicyController(policy(rule))
     settings_ = PlantSettings(SLO_S, START_S, LOADED, awake_w=AWAKE_W)
-    outcome = ElasticService(table, times, settings_, controller, seed).play(until_s + 5.0)
+    outcome = ElasticService(table, times, settings_, controller, seed).simulate(until_s + 5.0)
     return outcome, controller
 
 

@@ -41,7 +41,7 @@ def test_progress_is_better_than_a_time_limit_and_without_either_no_start_is_kno
     assert starts(1, job(1, JobState.STOPPING, slots=1), job(2), job(3)) == {2: NOW_S}, "how long 2 takes is unknown"
 
 
-def test_pools_do_not_wait_for_each_other_and_a_blocked_job_holds_up_nobody() -> None:
+def test_pools_do_not_wait_for_each_other_and_a_blocked_job_holds_up_no_other() -> None:
     nodes = (ClusterNode("a", 1, 0, "a"), ClusterNode("b", 1, 1, "b"))
     jobs = (
         job(1, JobState.RUNNING, pool="a"), job(2, pool="a"), job(3, pool="b", blocked="Licenses"),

@@ -33,7 +33,7 @@ class Script:
 def play(script, rate=90.0, until_s=20.0, batches=None, **settings):
     arrivals = np.cumsum(np.random.default_rng(3).exponential(1.0 / rate, int(rate * until_s)))
     service = ElasticService(TABLE, arrivals, PlantSettings(0.1, **settings), script, seed=4, batches=batches or {})
-    return service.play(until_s * 2), service
+    return service.simulate(until_s * 2), service
 
 
 def test_one_layout_is_the_queue_that_layouts_are_predicted_with():

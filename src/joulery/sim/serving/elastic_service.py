@@ -189,8 +189,8 @@ class ElasticService:
         self._batch = np.zeros(count, np.int64)
         self._ended: deque[int] = deque()
 
-    def play(self, until_s: float) -> BurstOutcome:
-        """Play until a time; requests that are still queued then never end."""
+    def simulate(self, until_s: float) -> BurstOutcome:
+        """Simulate until a time; requests that are still queued then never end."""
         kernel = self._kernel
         kernel.on("end", Rank.COMPLETION, self._end)
         kernel.on("ready", Rank.COMPLETION, self._ready)

@@ -73,7 +73,7 @@ def test_whatever_is_taken_from_what_is_free_fits_the_cohort(
     assert all(value >= 0 for value in free.values())
 
 
-def test_what_is_not_lent_stays_its_owners() -> None:
+def test_what_is_not_borrowable_stays_with_its_owner() -> None:
     keeps = ClusterQueue("keeps", "c", "", {"a": FlavorQuota(4, math.inf, 1)})
     wants = ClusterQueue("wants", "c", "", {"a": FlavorQuota(0, math.inf, 0)})
     assert free_units([keeps, wants], {}) == {("keeps", "a"): 4.0, ("wants", "a"): 1.0}

@@ -49,7 +49,7 @@ def test_a_clean_grid_has_the_accurate_model_answer_and_a_dirty_one_the_lean_one
     st.floats(0, 900),
     st.sets(st.sampled_from(sorted(ACCURACY))),
 )
-def test_shares_sum_to_one_and_keep_the_floor_whoever_is_slow(lambda_ratio, floor, joules, g, slow):
+def test_shares_sum_to_one_and_keep_the_floor_whichever_is_slow(lambda_ratio, floor, joules, g, slow):
     changes = {name: {"wait_s": 9.0} for name in slow}
     shares = decided(policy(lambda_ratio, floor), seen(0.0, g, dict(zip(ACCURACY, joules, strict=True)), **changes))
     assert math.fsum(shares.values()) == pytest.approx(1.0)
