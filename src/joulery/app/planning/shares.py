@@ -227,7 +227,7 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
     if gpu.profile is not None and gpu.profile_file is not None:
         raise ConfigError("a GPU has one profile: from the catalog or from a file", pointer=pointer)
     if gpu.profile_file is not None:
-        profile = read_profile(gpu.profile_file)
+        profile = read_interference(gpu.profile_file)
     else:
         try:
             profile = catalog.profile(gpu.profile or gpu.name.lower())
@@ -248,7 +248,7 @@ def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
     return None
 
 
-def read_profile(file: Path) -> InterferenceProfile:
+def read_interference(file: Path) -> InterferenceProfile:
     """The interference profile in a JSON file.
 
     Raises:

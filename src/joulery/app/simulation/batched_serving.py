@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from joulery.app.planning.shares import read_profile
+from joulery.app.planning.shares import read_interference
 from joulery.app.simulation import BLANK, Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.scenario import BatchedServingScenario, PlanConfig, SimulatedService
@@ -81,7 +81,7 @@ def _profile(name: str, file: Path | None) -> InterferenceProfile:
         ConfigError: The catalog has none of that name.
         DataError: The file cannot be read, or holds no profile.
     """
-    return profile(name) if file is None else read_profile(file)
+    return profile(name) if file is None else read_interference(file)
 
 
 def _plans(

@@ -21,7 +21,7 @@ from joulery.sim.core.comparison import MeanInterval, interval
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
-from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run_scheme
+from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run_variants
 from joulery.sim.serving.trial_table import Bench, bench, exhaustive_table
 from joulery.store.columns import CsvRow, read_column, read_rows
 from joulery.store.files import require_json
@@ -159,10 +159,10 @@ def _rows(
     for service, made in benches.items():
         for trace, intensities in grids.items():
             for settings in studies:
-                best = run_scheme("oracle", made, trace, intensities, settings, Streams(0))
+                best = run_variants("oracle", made, trace, intensities, settings, Streams(0))
                 for scheme in schemes:
                     for seed in range(seeds if scheme in SEARCHING else 1):
-                        outcome = run_scheme(scheme, made, trace, intensities, settings, Streams(seed))
+                        outcome = run_variants(scheme, made, trace, intensities, settings, Streams(seed))
                         yield _Row(service, trace, settings, seed, outcome, best)
 
 

@@ -222,7 +222,7 @@ def outcome(
     )
 
 
-def hourly(
+def by_hour(
     bench: Bench, objective: Objective, intensities: Sequence[float], timetable: Timetable
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Accuracy, joules a request and Clover's Eq. 3 of each period, trials included; float64[periods] each.

@@ -23,7 +23,7 @@ from joulery.sim.serving.pool_scheme import envelope
 from joulery.sim.serving.trial_table import Bench
 
 
-def run_scheme(
+def run_variants(
     scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
 ) -> SchemeOutcome:
     """One scheme, one service, one grid, one seed.

@@ -18,7 +18,7 @@ from typing import Any
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
 from joulery.app.serving.gateways.engine_process import PID, EnginePlan
-from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
+from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, gateways_folder
 from joulery.app.serving.gateways.stored_marks import StoredMarks
 from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.app.serving.service import cores_beside_upstreams
@@ -430,7 +430,7 @@ async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pag
     Raises:
         JouleryError: A port or a file of the site is not available, or another controller runs.
     """
-    folder = state_folder(site)
+    folder = gateways_folder(site)
     assert site.serving.gateways is not None
     join_tls = site.serving.gateways.join_tls
     if join_tls is not None:

@@ -23,7 +23,7 @@ _WORTH_SAYING = 1e-6
 """Savings below this part of a service's cost are rounding."""
 
 
-def certificate_of(
+def price_proof(
     lines: Sequence[ReplicaLine],
     services: Sequence[LanguageService],
     available: Mapping[str, int],
