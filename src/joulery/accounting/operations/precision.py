@@ -1,4 +1,4 @@
-"""How far a footprint can be trusted: similarity of accountings, and what the sensor can see at all.
+"""Confidence in a footprint: similarity of accountings, and the sensor's resolution.
 
 The paper's measures (Smaragdine, ICSE'24, section 5.4) are correlations between footprints: under sparser sampling
 (ASSS) and under more repetitions (ASSW). A correlation close to 1 proves little: footprints that are wrong by a tenth
