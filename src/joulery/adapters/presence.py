@@ -1,4 +1,4 @@
-"""Whether a vendor's driver is here at all: looked up before its module is imported, for most machines have few.
+"""Detection of vendors' drivers before their modules are imported, since most machines have few.
 
 The sampler of every run starts with these questions. What they cannot exclude is answered by the module itself.
 """

@@ -1,4 +1,4 @@
-"""What ``squeue`` and ``sinfo`` print, as jobs and slots: JSON of 21.08 and newer, fixed columns of what came before.
+"""Parsers of ``squeue`` and ``sinfo`` output: JSON of 21.08 and newer, fixed columns of what came before.
 
 Field names and forms differ between versions: a number may be ``7`` or ``{"set": true, "infinite": false, "number":
 7}``, a state ``"RUNNING"`` or ``["RUNNING"]``, a reason may be spelt out. One record type hides that.

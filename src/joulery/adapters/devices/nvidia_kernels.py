@@ -1,4 +1,4 @@
-"""What NVIDIA's kernel profiler (Nsight Compute, ``ncu``) sees of a command: its kernels, their use of the L2 cache.
+"""Kernels of a command and their L2 cache use, from NVIDIA's kernel profiler (Nsight Compute, ``ncu``).
 
 It runs every kernel by itself, several times over, so the command takes longer and its timing means nothing; the number
 of kernels and the share of its peak at which each keeps the L2 cache busy are what it is asked for.

@@ -1,4 +1,4 @@
-"""How an NVIDIA GPU is cut into MIG instances: A30, A100, H100, H200 and their kin.
+"""MIG partitioning of one NVIDIA GPU: A30, A100, H100, H200 and their kin.
 
 A change keeps every instance that can stay where it lies, refuses while anything that would have to go is in use, and
 ends in the old cut or the new one: whatever fails on the way, the old one is made again, place by place.

@@ -1,4 +1,4 @@
-"""What an NVIDIA board draws and how fast it runs while something is profiled, and what is read off it once."""
+"""Power and clock of an NVIDIA board while something is profiled, and its constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of which GPU a replica runs on, and having GPUs cut and shared so that there are enough parts.
+"""Placement of replicas on parts of GPUs; GPUs are partitioned and shared so that there are enough parts.
 
 Large instances are placed first, on the first GPU that has one already or can be cut so; MPS shares go to the first GPU
 with room. What is cut already stays cut while it suffices: cutting costs seconds and empties instances. Processes that

@@ -1,4 +1,4 @@
-"""Where the API server of Kubernetes is, and as which user: from a kubeconfig, or from a container's service account.
+"""Address and credentials of the Kubernetes API server: from a kubeconfig, or from a container's service account.
 
 Supported are tokens (also in a file, read again at each request because Kubernetes replaces it) and client
 certificates. Programs that print credentials (``exec``) are not run.

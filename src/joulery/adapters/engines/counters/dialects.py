@@ -1,4 +1,4 @@
-"""What each engine calls its counters.
+"""Counter names of each engine.
 
 Sources, as the engines print them:
 

@@ -1,4 +1,4 @@
-"""Where replicas run: the CPU cores they are bound to, and the parts of GPUs they get."""
+"""CPU cores and parts of GPUs assigned to replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server of language models says of what it runs: vLLM and SGLang, as far as they say it.
+"""Model and configuration of a language-model server, as far as vLLM and SGLang report them.
 
 ``/v1/models`` names the model, and under ``root`` what it was loaded from. ``/server_info`` of vLLM (only with
 ``VLLM_SERVER_DEV_MODE=1``) has its configuration as text, ``/get_server_info`` of SGLang its arguments as JSON.

@@ -1,4 +1,4 @@
-"""What gateways and the engine server send one another: frames of :mod:`joulery.adapters.engines.embedded.wire`.
+"""Messages between gateways and the engine server: frames of :mod:`joulery.adapters.engines.embedded.wire`.
 
 No clock crosses the wire: times are sent as ages, seconds before the message was sent, so that machines with different
 clocks agree on latencies. A message's key ``m`` is its kind, ``n`` the number of its request; ``t``

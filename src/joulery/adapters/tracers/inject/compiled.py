@@ -1,4 +1,4 @@
-"""What ``torch.compile`` made of a PyTorch program: which call of its generated code comes from which module.
+"""Generated code of ``torch.compile`` in a PyTorch program: the module that each of its calls comes from.
 
 Dynamo's graph of a program says which module each operation is from; the code that Inductor generates names, above each
 call of a kernel, where it comes from. Both are noted: the graph when a backend is given it, the code when a cycle

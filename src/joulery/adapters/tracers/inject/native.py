@@ -1,4 +1,4 @@
-"""What native code of a traced program does, and Python cannot ask of it: lines that it writes, its destructors."""
+"""Native code in a traced program: filters lines that it writes, and skips its destructors at exit."""
 
 from __future__ import annotations
 

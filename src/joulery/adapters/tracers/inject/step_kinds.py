@@ -1,4 +1,4 @@
-"""Which steps of a program are steps of training, and which calls of models are evaluation steps.
+"""Classification of a program's steps: training steps, and calls of models that are evaluation steps.
 
 Training: the steps of the first optimizer that steps, where several take turns (of a GAN, the first of its two). Where
 the program goes on without it, the next one takes its place: at once if the first one is gone, else after

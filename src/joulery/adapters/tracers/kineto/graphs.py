@@ -1,4 +1,4 @@
-"""Where the kernels of replayed CUDA graphs come from.
+"""Origins of the kernels of replayed CUDA graphs.
 
 One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Two places do:
 

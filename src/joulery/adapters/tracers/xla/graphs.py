@@ -1,4 +1,4 @@
-"""Where the kernels of XLA's command buffers come from: CUDA graphs, of which a profile names the whole alone.
+"""Origins of the kernels of XLA's command buffers: CUDA graphs, of which a profile names the whole alone.
 
 XLA records most of a program as CUDA graphs. A kernel of a graph then has the annotation of the graph's launch, which
 names no instruction of the program. Three facts lead back to one:
