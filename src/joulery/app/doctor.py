@@ -1,5 +1,6 @@
-"""What can be read and set on this machine, what is missing, and the line that grants it. Nothing is changed, and no
-network is touched; the sampler runs for a moment to see that it does."""
+"""Checks of this machine: what can be read and set, what is missing, and the line that grants it. Nothing is changed,
+and no network is touched; the sampler runs for a moment to see that it does.
+"""
 
 from __future__ import annotations
 

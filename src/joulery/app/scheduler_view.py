@@ -1,4 +1,4 @@
-"""What the scheduler's screen shows: jobs, the last round and the grid, read from the cluster and the state folder."""
+"""Data of the scheduler's screen: jobs, the last round and the grid, read from the cluster and the state folder."""
 
 from __future__ import annotations
 

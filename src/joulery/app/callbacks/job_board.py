@@ -1,4 +1,4 @@
-"""What all nodes of one training job drew: each node leaves its sums in the job's own key-value store (PyTorch's).
+"""Energy of a training job over all its nodes: each node writes its sums to the job's own key-value store (PyTorch's).
 
 The store is the one at ``MASTER_ADDR:MASTER_PORT`` by which the processes of the job find each other. Leaving and
 looking wait for no other node: a node that is late, or is gone, delays no other.

@@ -1,4 +1,4 @@
-"""What power limits do to a site's own jobs, as agents measured it while they learned the limits of running jobs."""
+"""Effects of power limits on a site's own jobs, measured by agents while they learned the limits of running jobs."""
 
 from __future__ import annotations
 

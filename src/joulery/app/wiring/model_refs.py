@@ -1,4 +1,4 @@
-"""What a variant of the site file loads, as the reference that an engine starts a replica from."""
+"""References from which an engine loads the variants of the site file."""
 
 from __future__ import annotations
 
