@@ -1,4 +1,4 @@
-"""How requests follow one another, and how their rate changes over time: shared by site and scenario files."""
+"""Arrival processes and rates that change over time, as site and scenario files state them."""
 
 from __future__ import annotations
 
