@@ -1,4 +1,4 @@
-"""What the pure rooms need from the world, one to four methods each. Adapters implement these; fakes too."""
+"""Interfaces of the pure rooms to the world, one to four methods each. Adapters implement these; fakes too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a number can be trusted: measured, modelled or assumed. Never mixed without saying so."""
+"""Quality of a number: measured, modelled or assumed, never mixed without a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the grid did: carbon intensity as a step function of time."""
+"""Carbon intensity of the grid as a step function of time."""
 
 from __future__ import annotations
 

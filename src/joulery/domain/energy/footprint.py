@@ -1,4 +1,4 @@
-"""What a piece of work cost: joules by part, idle and unattributed apart, grams with their coverage."""
+"""Energy and carbon of a piece of work: joules by part, idle and unattributed apart, grams with their coverage."""
 
 from __future__ import annotations
 

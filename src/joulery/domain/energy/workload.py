@@ -1,4 +1,4 @@
-"""What runs on a node, and what an inference engine counts: values between readers and the books of energy."""
+"""Workloads of a node and counters of inference engines: values between readers and the books of energy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set on a device: the settings, what it can do, what it is set to, what a change came to, and its lease.
+"""Settings, capabilities, state, changes and leases of devices.
 
 A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the power limit to the agent of
 a node, the cut of a GPU (MIG, MPS) to the planner of layouts. An adapter is one knob of one device; several may stand

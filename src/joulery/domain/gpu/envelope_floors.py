@@ -1,4 +1,4 @@
-"""What no plan costs less than, over a price and a load: from the plans that were made at some prices and loads.
+"""Lower bounds of a plan's cost over price and load, from the plans that were made at some prices and loads.
 
 Two facts carry a figure from the points where plans were made to all others. At one load the least cost is concave in
 the price (it is the least of lines), so between two prices it is above the chord, and below the lowest price above the

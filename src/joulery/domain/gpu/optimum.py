@@ -1,4 +1,4 @@
-"""What a joint plan is held against: its objective, the bound, and the certificate with which anyone can check it."""
+"""Optimality of a joint plan: its objective, the bound, and the certificate with which anyone can check it."""
 
 from __future__ import annotations
 

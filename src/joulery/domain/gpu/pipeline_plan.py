@@ -1,4 +1,4 @@
-"""What a plan of models cut into stages is made of: services, their parts, the GPUs they share and their clocks."""
+"""Pipeline plans, of models cut into stages: services, their parts, the GPUs they share and their clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a provisioning plan is made of: services with their SLOs, GPU types, GPUs cut into shares."""
+"""Provisioning plans: services with their SLOs, GPU types, GPUs cut into shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine runs and answers: replicas, requests, responses, and the measured price of changing the set."""
+"""Values of the engine interface: replicas, requests, responses, and the measured price of changing the set."""
 
 from __future__ import annotations
 

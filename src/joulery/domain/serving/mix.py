@@ -1,4 +1,4 @@
-"""Which of the variants that a replica keeps loaded answers a request: shares, and leaner shares when slack is short.
+"""Request shares of the variants that a replica keeps loaded, and leaner shares when slack is short.
 
 A policy decides on a :class:`VariantMix`; the engine and the simulator follow it request by request with
 :class:`MixCounter`. Proteus (ASPLOS 2024) and SuperServe (NSDI 2025) scale accuracy by such a choice a request.

@@ -1,4 +1,4 @@
-"""What a variant costs on a slice, as measured: the samples, so that every later figure can be recomputed."""
+"""Measured cost of a variant on a slice: the samples, so that every later figure can be recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served, how well, and on what: variants, SLOs, slices."""
+"""Services: variants, SLOs, slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model computes, operator by operator: as a graph says it (shapes), and as work (operations and bytes)."""
+"""Operators of a model: as a graph states them (shapes), and as work (operations and bytes)."""
 
 from __future__ import annotations
 
