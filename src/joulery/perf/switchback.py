@@ -1,4 +1,4 @@
-"""What the baseline would have cost, estimated from the periods in which it ran.
+"""Cost of a run under the baseline, estimated from the periods in which the baseline ran.
 
 The periods of a switchback are a random sample of a run (:mod:`joulery.policies.switchback`). A cost of the
 whole run under the baseline is estimated by ratio: cost of the periods over their size (requests, or seconds), times

@@ -1,4 +1,4 @@
-"""How co-located inference slows down: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
+"""Slowdown of co-located inference: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
 
 The model of one GPU needs three sums of its neighbours: how many there are, the power they ask for and the share of
 the L2 cache they use. :class:`Neighbourhood` keeps these sums, so adding or removing a neighbour costs O(1).

@@ -1,4 +1,4 @@
-"""Which runs under MPS profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
+"""Runs under MPS that profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
 
 Nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper; the use of the L2
 cache as a kernel profiler read it, and an estimate that is labelled as one where there is none. Two more co-location

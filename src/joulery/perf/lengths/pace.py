@@ -1,4 +1,4 @@
-"""What is learned from answers as they complete: tokens a score stands for, and seconds a token takes.
+"""Online estimates from completed answers: tokens a score stands for, and seconds a token takes.
 
 Both start from what is known beforehand and move with every completion, older ones fading out: the predictor was
 trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24, section 3.3);

@@ -1,4 +1,4 @@
-"""What a prompt's surface says about how long its answer will be: counts, openings and words, no learned tokenizer.
+"""Surface features of a prompt that predict answer length: counts, openings and words, no learned tokenizer.
 
 A million characters cost no more than :data:`READ_CHARACTERS` of them: of a longer prompt its beginning and its end are
 read, and its whole length is one of the features. Any ``str`` is accepted, the empty one and lone surrogates too.

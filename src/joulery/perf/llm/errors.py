@@ -1,4 +1,4 @@
-"""How far predictions are off, from measurements that are left out of the fit.
+"""Prediction errors, from measurements that are left out of the fit.
 
 Points are left out in the ways in which a question may differ from what was measured: a load between two measured ones,
 a load beyond them, a configuration or task, a model, an architecture, a GPU type. The error of a prediction is the

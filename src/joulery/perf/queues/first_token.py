@@ -1,4 +1,4 @@
-"""When a request that arrives now gets its first token: its wait for a slot, and a margin learned from recent errors.
+"""Predicted time to first token of an arriving request: wait for a slot, and a margin learned from recent errors.
 
 The wait is that of list scheduling: requests in the queue take the slot that is free first. What the prediction leaves
 out (prompts to read, wrong lengths, a full batch) is in its errors: the margin is their quantile, as in split conformal
