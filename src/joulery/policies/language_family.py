@@ -1,4 +1,4 @@
-"""Which of several language models answers: Clover's objective, a request at a time, within an SLO.
+"""Request shares of several language models: Clover's objective, a request at a time, within an SLO.
 
 The models of a family answer the same requests with different accuracy and joules: a large and a small one, or two
 precisions. All of them run; only the shares of the requests change. So what is saved are joules of requests, not the

@@ -1,4 +1,4 @@
-"""Which answer runs, revised while answers are written: expected remainders in place of predicted lengths.
+"""Order of answers, revised while they are written: expected remainders in place of predicted lengths.
 
 The order is that of :mod:`joulery.policies.ordering`, by what a request is still expected to take given what has been
 written of it (:mod:`joulery.perf.lengths.remaining`). A running answer that outlives its prediction so falls behind,

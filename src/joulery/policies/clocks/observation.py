@@ -1,4 +1,4 @@
-"""What a governor is shown of the services of its device: when each pending request ends at each clock.
+"""A governor's view of the services of its device: the end of each pending request at each clock.
 
 The live controller and the simulator build their views here, so that a rule is judged on what it sees in the world.
 """

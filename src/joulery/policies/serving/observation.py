@@ -1,4 +1,4 @@
-"""What a service policy observes of its service, and the kinds of decisions that it answers with."""
+"""Observation of a service by its policy, and the kinds of decisions that the policy makes."""
 
 from __future__ import annotations
 

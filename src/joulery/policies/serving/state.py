@@ -1,4 +1,4 @@
-"""What a service policy remembers between two steps."""
+"""State of a service policy between two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which training jobs run, on how many GPUs: GREEN's two optimisers in one multilevel feedback queue (NSDI'25).
+"""GREEN's two optimisers in one multilevel feedback queue (NSDI'25): which training jobs run, on how many GPUs.
 
 New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
 they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power

@@ -1,4 +1,4 @@
-"""Which training jobs are served first: those that have caused the least, or first come, first served.
+"""Service order of training jobs: least footprint caused first, or first come, first served.
 
 By what they have caused (GREEN, Eq. 5): a footprint counts up to a ceiling and in levels, a factor moves high-power
 jobs into green hours and low-power ones into dirty hours (section 5.2), and the oldest go ahead of the rest.

@@ -1,4 +1,4 @@
-"""Which jobs wait for cleaner hours within the time that their owners give them.
+"""Waiting of jobs for cleaner hours within the time that their owners give them.
 
 A job with a deadline runs in the hours that cost it least: of every end before the deadline the one is chosen at
 which the grams of its cheapest hours until then, and the price of the delay, are least together. It waits or is

@@ -1,4 +1,4 @@
-"""How many GPUs a job gets: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
+"""Number of GPUs of a job: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
 
 As published a job grows while its efficiency stays above ``gamma`` of that on its fewest GPUs, and stops at the first
 number that does not pay. Efficiency may rise again beyond that number, as from three GPUs to six on nodes of two.

@@ -1,4 +1,4 @@
-"""What a millisecond is worth: plans made again with one SLO longer by the smallest step that saves anything.
+"""Value of a millisecond: plans made again with one SLO longer by the smallest step that saves anything.
 
 Rates come in halves, thirds ... and shares in steps, so the prices of the relaxation say nothing of a millisecond: a
 little more time mostly changes no plan at all. What is reported is the difference of two plans, with its step.

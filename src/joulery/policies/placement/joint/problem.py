@@ -1,4 +1,4 @@
-"""What the joint planner is asked: services with variants and floors, GPU types with clocks, one objective.
+"""Input of the joint planner: services with variants and floors, GPU types with clocks, one objective.
 
 A GPU type at each of its clocks is a *machine*. What a machine may hold are *items*: a variant of a service provided
 for a part of the service's rate. An item's demand for SMs follows from the queue in front of it, its joules from the

@@ -1,4 +1,4 @@
-"""What MIG slices add to the joint problem: which processes may run on which slice, and how GPUs can be cut.
+"""MIG slices in the joint problem: the processes that may run on each slice, and the cuts of a GPU.
 
 Slices share neither SMs nor cache, so a cut GPU needs no search: rows of the master problem say that no more slices of
 a kind are used than the cuts provide. At given prices the best layout of a cut GPU is the best choice for each kind of

@@ -1,4 +1,4 @@
-"""Whether engines that run are those of a plan, as far as they say what they are."""
+"""Comparison of running engines with those of a plan, as far as they report what they are."""
 
 from __future__ import annotations
 

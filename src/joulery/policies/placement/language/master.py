@@ -1,4 +1,4 @@
-"""How many replicas of each kind, and what share of the requests each gets: an integer program with a bound.
+"""Number of replicas of each kind and their shares of the requests: an integer program with a bound.
 
 The objective of a replica over its rate is replaced by a line below it: the chord from no requests to its greatest
 rate, lowered until it lies below the objective on a grid of rates. So the optimum of the program is no more than the

@@ -1,4 +1,4 @@
-"""What requests, GPUs, milliseconds and quality are worth in a plan for language models: the duals, and their proof.
+"""Prices of requests, GPUs, milliseconds and quality in a plan for language models: the duals, and their proof.
 
 At given prices of GPUs a request a second is worth the least that any candidate serves it for: its slope, and its fixed
 part spread over its greatest rate. So any prices of GPUs prove a bound, and those of the relaxation the best.

@@ -1,4 +1,4 @@
-"""How a fleet can be cut into groups of devices, and how a group runs a model (AlpaServe, section 4.2)."""
+"""Groupings of a fleet's devices, and the shape in which a group runs a model (AlpaServe, section 4.2)."""
 
 from __future__ import annotations
 

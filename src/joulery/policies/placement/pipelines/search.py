@@ -1,4 +1,4 @@
-"""Which models on which group: simulator-guided greedy and beam search (AlpaServe, OSDI'23, section 4.2, Alg. 1 and 2).
+"""Placement of models on groups: simulator-guided greedy and beam search (AlpaServe, OSDI'23, section 4.2, Alg. 1, 2).
 
 Greedy: simulate; give the model with most unserved requests to the group that serves least and has the memory; again.
 Beam: try every addition, keep the best few. The score is the share answered in time, then a low latency, then replicas.

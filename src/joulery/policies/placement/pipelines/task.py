@@ -1,4 +1,4 @@
-"""What is to be planned: services whose models can be cut, the GPUs, the rules."""
+"""A pipeline planning task: services whose models can be cut, the GPUs, the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the column optimiser is asked: GPUs that can be cut, services that can run on the slices, what is worth what.
+"""Input of the column optimiser: GPUs that can be cut, services that can run on the slices, prices.
 
 A column is a layout of one GPU: how it is cut (and at which clock it runs) and which variant of which service is on
 each slice. MIG slices do not disturb one another, so layouts of the same cut differ only in what their instances add,

@@ -1,4 +1,4 @@
-"""What changes from one plan to the next.
+"""Changes from one plan to the next.
 
 A *move* is a process that runs in both plans and would run on another GPU. Starting a new process, stopping one, and
 changing a share or batch in place are counted apart: they interrupt no request.

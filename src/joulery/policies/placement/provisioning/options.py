@@ -1,4 +1,4 @@
-"""What a plan has to keep, and the ways to serve a service within that: replicas, and batches on each GPU type.
+"""Rules of a plan, and the ways to serve a service within them: replicas, and batches on each GPU type.
 
 Services that are alike (same model, SLO, rate and arrivals) form one class and are planned as one.
 """

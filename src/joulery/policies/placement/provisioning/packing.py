@@ -1,4 +1,4 @@
-"""Which replicas fit on one GPU together, and how little they could possibly need there.
+"""Replicas that fit on one GPU together, and a lower bound of the units they need there.
 
 Two answers to the same question. :meth:`Packing.fit` finds batches and shares that are within every SLO: what it
 returns can be run. :meth:`Packing.least` bounds from below the units that *any* choice of batches needs: what it rules

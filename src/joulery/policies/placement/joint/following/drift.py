@@ -1,4 +1,4 @@
-"""When a running joint plan is to be made again: rates, batches' times, or what a watt is worth, are not as planned.
+"""Triggers for making a running joint plan again: rates, batches' times, or the worth of a watt, not as planned.
 
 Rates are averaged over ``memory_s``. More load than planned for is urgent and waits for ``patience_s``; less load, and
 another carbon intensity, cost only money, so they wait for longer. A plan that was asked for and did not come into

@@ -1,4 +1,4 @@
-"""What each running GPU may become: itself at any clock, without an instance, another pattern, or asleep.
+"""Successors of each running GPU: itself at any clock, without an instance, another pattern, or asleep.
 
 A running instance keeps its share and batch. What it provides for at today's rates follows from the limits that its
 part of the rate has: the one it was planned with, where its stream has not become burstier, or those of today's parts.

@@ -1,4 +1,4 @@
-"""Which of several services that are alike gets which instances, and how many requests each of them."""
+"""Instances and requests of each of several services that are alike."""
 
 from __future__ import annotations
 

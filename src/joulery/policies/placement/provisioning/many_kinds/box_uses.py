@@ -1,4 +1,4 @@
-"""What processes need in boxes of neighbourhoods at least, and what that costs at prices of a GPU's resources."""
+"""Least resource use of processes in boxes of neighbourhoods, and its cost at prices of a GPU's resources."""
 
 from __future__ import annotations
 

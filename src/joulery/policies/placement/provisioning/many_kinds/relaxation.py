@@ -1,4 +1,4 @@
-"""What no plan for many different services costs less than: services spread at will over boxes of neighbourhoods.
+"""Lower bound of a plan for many different services: services spread at will over boxes of neighbourhoods.
 
 In a box of :mod:`neighbourhoods` every process has a least size. The relaxation rents fractions of GPUs in each box and
 spreads processes over them, so that units, processes, power, cache use and memory of a box suffice in sum over its GPUs
