@@ -1,4 +1,4 @@
-"""How long an answer will be, on the path of a request: the semantic cache, then the predictor, then the mean.
+"""Length prediction on the path of a request: the semantic cache, then the predictor, then the mean.
 
 Nothing a predictor or a cache does wrong stops a request: what it raises is counted, and the request is taken for an
 average one, which in a queue with aging is first come first served among its like.

@@ -1,4 +1,4 @@
-"""What to send and when."""
+"""Load plans: requests and their send times."""
 
 from __future__ import annotations
 

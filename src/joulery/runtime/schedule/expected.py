@@ -1,4 +1,4 @@
-"""When jobs are expected to start and end and what they will still cause, and what became of these forecasts."""
+"""Forecasts of jobs' starts, ends and remaining footprint, and the outcomes of these forecasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session keeps of its past: requests on disk, the latest decisions and warnings in memory, all of it logged."""
+"""History of a session: requests on disk, the latest decisions and warnings in memory, all of it logged."""
 
 from __future__ import annotations
 
