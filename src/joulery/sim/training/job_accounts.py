@@ -1,4 +1,4 @@
-"""What the jobs of a simulated cluster have had so far: time, service, work done, energy and carbon."""
+"""Accounts of the jobs of a simulated cluster so far: time, service, work done, energy and carbon."""
 
 from __future__ import annotations
 
