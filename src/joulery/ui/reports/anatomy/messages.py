@@ -1,4 +1,4 @@
-"""What a reader must know about a tensor energy footprint, in words."""
+"""Notes for the reader of a tensor energy footprint, in words."""
 
 from __future__ import annotations
 
