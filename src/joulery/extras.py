@@ -1,4 +1,4 @@
-"""Which extra of joulery brings which package: a missing one is said with the command that installs it."""
+"""Extras of joulery by package: the error for a missing one names the command that installs it."""
 
 from __future__ import annotations
 
