@@ -138,7 +138,7 @@ class SlurmRestConfig(Section):
 
 
 class SlurmConfig(Section):
-    """Which jobs of Slurm to schedule, and how (backend slurm)."""
+    """Slurm jobs to schedule, and how (backend slurm)."""
 
     conf: Annotated[OutputPath, Field(strict=False)] | None = None
     """Its slurm.conf, for the commands and the agent ($SLURM_CONF); theirs when left out."""
@@ -169,7 +169,7 @@ class SlurmConfig(Section):
 
 
 class KueueConfig(Section):
-    """Which jobs of Kueue to schedule (backend kueue)."""
+    """Kueue jobs to schedule (backend kueue)."""
 
     kubeconfig: Annotated[OutputPath, Field(strict=False)] | None = None
     """The kubeconfig; $KUBECONFIG, the service account of the container or ~/.kube/config when left out."""

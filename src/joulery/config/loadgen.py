@@ -12,7 +12,7 @@ from joulery.config.parsing.section import InputFile, InputFolder, Name, Section
 
 
 class LoadBase(Section):
-    """What every kind of load has."""
+    """Keys of every kind of load."""
 
     service: Name | None = None
     """Which service to call; the first, or the one it stands in, when left out."""

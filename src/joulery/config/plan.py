@@ -108,7 +108,7 @@ class TokenSloConfig(Section):
 
 
 class LanguageSloConfig(Section):
-    """What a language model's answers have to keep; at least one of the three."""
+    """SLOs of a language model's answers; at least one of the three."""
 
     ttft: TokenSloConfig | None = None
     """Time to first token."""
@@ -217,7 +217,7 @@ class LanguagePlanSection(Section):
 
 
 class ObjectiveWeights(Section):
-    """What a plan minimises, in dollars an hour: the sum of what each is worth."""
+    """Weights of the objective, in dollars an hour: the sum of what each is worth is minimised."""
 
     energy: NotNegative = 0.0
     """Dollars a kilowatt-hour."""
@@ -238,7 +238,7 @@ class ObjectiveWeights(Section):
 
 
 class PlanSection(Section):
-    """What plans have to keep and what they may choose."""
+    """Constraints and choices of plans."""
 
     ALIASES: ClassVar = {"lasts": "duration"}
     preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint", "language"] = "best"

@@ -267,7 +267,7 @@ class SplitPolicy(Section):
 
 
 class AuditConfig(Section):
-    """How the baseline is measured while the service runs, so that the saving can be checked."""
+    """Measurement of the baseline while the service runs, so that the saving can be checked."""
 
     share_ratio: Ratio = Field(alias="share", default=0.02)
     """Share of the requests that the baseline may answer, such as 2 %; 0 for none: the saving is modelled then."""

@@ -21,7 +21,7 @@ from joulery.config.serving import RayEngine, ServingConfig
 
 
 class Mode(StrEnum):
-    """How far joulery may go."""
+    """Mode of operation: how far joulery may go."""
 
     ADVISE = "advise"
     """Say what it would do."""
