@@ -11,7 +11,7 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """What a node's meters have counted since they were opened.
+    """Counts of a node's meters since they were opened.
 
     Attributes:
         machine: Identity of the machine that the node runs on.

@@ -23,7 +23,7 @@ OFFSETS: Mapping[str, float] = MappingProxyType({"start": 300.0, "end": 300.0, "
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """What was expected of a job.
+    """A forecast for a job.
 
     Attributes:
         kind: ``start`` and ``end``: seconds from ``made_s`` on; ``grams``: those still to come.
@@ -43,7 +43,7 @@ class JobForecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastScore:
-    """What became of a forecast.
+    """The score of a forecast against its outcome.
 
     Attributes:
         kind: Its kind.
@@ -58,7 +58,7 @@ class ForecastScore:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCoverage:
-    """How good the forecasts of one kind were.
+    """Accuracy and interval coverage of the forecasts of one kind.
 
     Attributes:
         kind: The kind.

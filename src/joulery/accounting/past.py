@@ -45,7 +45,7 @@ class HeldPower:
 
 @dataclass(frozen=True, slots=True)
 class PastUse:
-    """What some jobs used, added up.
+    """Total use of some jobs.
 
     Attributes:
         key: Value of the grouping key.

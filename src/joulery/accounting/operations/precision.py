@@ -21,7 +21,7 @@ from joulery.domain.errors import DataError
 
 
 class Sight(StrEnum):
-    """How well a sensor resolves an operation."""
+    """Degree to which a sensor resolves an operation."""
 
     RESOLVED = "resolved"
     """Longer than the sensor's resolution: its own power was measured."""
@@ -35,7 +35,7 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How one row of a footprint compares with its sensor.
+    """One row of a footprint compared with its sensor.
 
     Attributes:
         ratio: Median duration over the sensor's resolution; NaN without a sensor.

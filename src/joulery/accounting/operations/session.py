@@ -44,7 +44,7 @@ class OtherUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """What ran inside a window.
+    """Pieces of operations that ran inside a window.
 
     Attributes:
         window_ns: Half-open.
