@@ -22,7 +22,7 @@ RETRIED = frozenset({429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to try.
+    """Timeouts and retries of a request.
 
     Attributes:
         timeout_s: For each of connecting, sending and reading.

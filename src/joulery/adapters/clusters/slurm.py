@@ -76,7 +76,7 @@ _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE |
 
 @dataclass(frozen=True, slots=True)
 class SlurmScope:
-    """Which jobs to see, and what their owners may say.
+    """Jobs that the backend sees, and settings left to their owners.
 
     Attributes:
         partitions: Those to schedule; all when empty.

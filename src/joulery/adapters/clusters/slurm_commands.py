@@ -51,7 +51,7 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command came to."""
+    """Result of a command."""
 
     code: int
     out: str

@@ -33,7 +33,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class MigState:
-    """How a GPU is cut.
+    """Partitioning of a GPU.
 
     Attributes:
         enabled: True in MIG mode.
@@ -53,7 +53,7 @@ class MigState:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """What a program sees of an instance.
+    """An instance as a program sees it.
 
     Attributes:
         uuid: ``MIG-…``, for ``CUDA_VISIBLE_DEVICES``.

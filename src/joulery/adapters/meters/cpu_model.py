@@ -27,7 +27,7 @@ _UPDATE_S = 0.05
 
 
 class CpuPower(NamedTuple):
-    """What one logical CPU is taken to draw, its share of the rest of the server included.
+    """Assumed power of one logical CPU, its share of the rest of the server included.
 
     Attributes:
         name: Source of the numbers.

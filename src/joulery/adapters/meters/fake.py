@@ -21,7 +21,7 @@ AVERAGING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one channel does over time, in seconds since the meter was opened.
+    """Behaviour of one channel over time, in seconds since the meter was opened.
 
     Attributes:
         watts: (start_s, watts) steps, starts increasing from 0; the last one stands for ever.

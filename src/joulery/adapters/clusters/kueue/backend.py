@@ -52,7 +52,7 @@ _KEPT_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class KueueScope:
-    """Which workloads to see.
+    """Workloads that the backend sees.
 
     Attributes:
         resource: What a slot is.

@@ -225,7 +225,7 @@ def _how_it_ended(status: int) -> str:
 
 
 class ReplicaOwner(Protocol):
-    """What a replica reports to."""
+    """Receiver of a replica's reports."""
 
     def ready(self, replica: WorkerReplica) -> None:
         """A worker of it is ready; not called for its first."""
@@ -242,7 +242,7 @@ class ReplicaOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How workers are started.
+    """Settings for starting workers.
 
     Attributes:
         groups: CPU quotas; None where no replica needs one.

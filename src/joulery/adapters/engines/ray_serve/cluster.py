@@ -45,7 +45,7 @@ _RAY_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RayPlace:
-    """Where Ray runs.
+    """Location of a Ray cluster.
 
     Attributes:
         address: ``local`` starts a cluster on this machine that ends with the engine; otherwise what ``ray.init`` takes

@@ -39,7 +39,7 @@ _RESTART_S, _RESTART_MAX_S = 0.1, 10.0
 
 @dataclass(frozen=True, slots=True)
 class LlamaSettings:
-    """How a model is run.
+    """Settings of a model that llama.cpp runs.
 
     Attributes:
         path: The .gguf file.

@@ -80,7 +80,7 @@ class OpenInferenceSettings:
 
 
 class Place(NamedTuple):
-    """Where a model is served.
+    """Location of a served model.
 
     Attributes:
         server: ``http://HOST:PORT``.

@@ -80,7 +80,7 @@ _REQUEST: ContextVar[_Passed] = ContextVar("request of this task", default=_NONE
 
 @dataclass(frozen=True, slots=True)
 class GatewayName:
-    """How a gateway introduces itself.
+    """Identity with which a gateway joins.
 
     Attributes:
         name: Its name among the gateways.

@@ -29,7 +29,7 @@ from joulery.steady_time import unix_s
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a controller finds.
+    """State of the engine server that a controller receives when it connects.
 
     Attributes:
         pid: The engine server's process.
@@ -58,7 +58,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a controller takes a few times a second.
+    """State that a controller takes a few times a second.
 
     Attributes:
         replicas: The replicas.

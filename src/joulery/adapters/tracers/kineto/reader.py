@@ -22,7 +22,7 @@ from joulery.domain.errors import DataError
 
 
 class EventKind(IntEnum):
-    """What an event of the file is."""
+    """Kind of an event of the file."""
 
     OP = 0
     """A host operation (``aten::mm``, an autograd node)."""

@@ -38,7 +38,7 @@ _ROUNDS = 8
 
 
 class Origin(NamedTuple):
-    """Where an instruction comes from.
+    """Origin of an instruction.
 
     Attributes:
         op_name: Source operation.
