@@ -39,7 +39,7 @@ LOOK_S = 0.3
 
 
 class Status(StrEnum):
-    """How a thing stands."""
+    """Status of what was checked."""
 
     OK = "ok"
     """It works."""
@@ -83,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """Where the kernel shows itself; a test shows another machine."""
+    """Paths and environment of the examined machine; a test gives those of another."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")

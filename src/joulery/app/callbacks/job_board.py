@@ -46,7 +46,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiNodeEnergy:
-    """What a job drew on all its nodes.
+    """Energy of a job on all its nodes.
 
     Attributes:
         energy_j: Joules of the nodes that reported.

@@ -29,7 +29,7 @@ _METHOD = "looked up in an envelope"
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """What a look-up found.
+    """Result of a look-up.
 
     Attributes:
         plan: The plan at the load that was asked for.

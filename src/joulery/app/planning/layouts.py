@@ -45,7 +45,7 @@ _MAX_BASELINE_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """What to plan.
+    """Input of a layout plan.
 
     Attributes:
         problem: For the optimiser.

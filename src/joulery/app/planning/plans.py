@@ -42,7 +42,7 @@ LAYOUT_PRESETS = ("columns", "clover")
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How to plan, beside what the site says.
+    """Options of planning, beside the site file.
 
     Attributes:
         preset: Policy; None for the site's.

@@ -30,7 +30,7 @@ _MAX_MARGIN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ShareRequest:
-    """What is to be planned.
+    """Input of a plan of GPU shares.
 
     Attributes:
         workloads: The services, at the highest of their rates.

@@ -20,7 +20,7 @@ _KIND = re.compile(r"(.*) on (\d{1,6}) × (.*) at [\d.]+ W(?: on each of (\d{1,6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteLimits:
-    """What is known of what power limits do to past jobs.
+    """Known effects of power limits on past jobs.
 
     Attributes:
         responses: Limit, step time and power against full power, of each kind of which any is known.
