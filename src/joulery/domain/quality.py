@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Quality(StrEnum):
-    """Where a number comes from, best first."""
+    """Origin of a number, best first."""
 
     MEASURED = "measured"
     """Read from a sensor or counter of the device in question."""

@@ -24,7 +24,7 @@ class TokenSlo(NamedTuple):
 
 
 class SloPart(NamedTuple):
-    """What is predicted against an SLO.
+    """A prediction compared with an SLO.
 
     Attributes:
         name: ``ttft`` (time to first token), ``itl`` (time between tokens) or ``answer`` (the whole answer, mean).
@@ -136,7 +136,7 @@ class PlannedEngine(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """What a server says of what it runs.
+    """A server's report of what it runs.
 
     Attributes:
         models: Its models, by every name it gives; empty where it does not say.
@@ -224,7 +224,7 @@ class LanguageColumn(NamedTuple):
 
 
 class LooserLimit(NamedTuple):
-    """What a looser SLO or quality would save, in fractions of replicas.
+    """Saving of a looser SLO or quality, in fractions of replicas.
 
     Attributes:
         service: Whose.

@@ -42,7 +42,7 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class MigMenu:
-    """What one GPU type can be cut into.
+    """Profiles and partitions of one GPU type.
 
     Attributes:
         gpu: GPU type.
@@ -102,7 +102,7 @@ class MigMenu:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigPlace:
-    """Where an instance lies.
+    """Place of an instance.
 
     Attributes:
         profile: Name of its profile.
@@ -120,7 +120,7 @@ class MigPlace:
 
 @dataclass(frozen=True, slots=True)
 class MigTransition:
-    """What another cut of a GPU would take.
+    """Steps and time of a change to another partition of a GPU.
 
     Attributes:
         kept, destroyed, created: Instances by what would happen to them.

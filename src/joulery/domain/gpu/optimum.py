@@ -15,7 +15,7 @@ _G_PER_KG = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """What a plan minimises: a sum of watts and dollars, each at its price.
+    """Objective that a plan minimises: a sum of watts and dollars, each at its price.
 
     Attributes:
         name: ``energy``, ``carbon``, ``cost`` or ``weights``.
@@ -172,7 +172,7 @@ class CertifiedCost(NamedTuple):
 
 
 class CertifiedSlice(NamedTuple):
-    """What may run on a slice of a GPU type at a clock.
+    """One choice for a slice of a GPU type at a clock.
 
     Attributes:
         service, variant: What it serves, with which model.

@@ -78,7 +78,7 @@ class PipelineGpu:
 
 @dataclass(frozen=True, slots=True)
 class PlannedService:
-    """What a service gets.
+    """Allocation of a service in a pipeline plan.
 
     Attributes:
         workload, model: Its name and its model.
@@ -108,7 +108,7 @@ class PlannedService:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """Which part of which model runs on which GPU, at which clock, and what that is predicted to give.
+    """Pipeline plan: parts of models on GPUs, their clocks, and the predicted result.
 
     Attributes:
         policy: ``muserve`` or ``best``.

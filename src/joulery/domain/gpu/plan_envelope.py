@@ -29,7 +29,7 @@ _SAME = 1e-9
 
 
 class PriceAxis(NamedTuple):
-    """What is priced, and what a plan costs beside it.
+    """Priced quantity, and the other costs of a plan.
 
     Attributes:
         what: ``carbon``, in dollars a kilogram, or ``energy``, in dollars a kWh.
@@ -142,7 +142,7 @@ def _scaled(gpu: PlannedGpu, ratio: float) -> PlannedGpu:
 
 
 class EnvelopeError(NamedTuple):
-    """How far a look-up may be above the best plan, between two loads.
+    """Largest excess cost of a look-up over the best plan, between two loads.
 
     Attributes:
         from_load, to_load: Above the one, up to the other.
@@ -157,7 +157,7 @@ class EnvelopeError(NamedTuple):
 
 
 class ErrorTable(NamedTuple):
-    """How far look-ups may be above the best plan known.
+    """Largest excess cost of look-ups over the best plan known.
 
     Attributes:
         edges: Loads between which the same plans serve, in increasing order, float64[n + 1].
@@ -174,7 +174,7 @@ class ErrorTable(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """How far a look-up may be above the best plan there is, as a ratio of that plan's cost.
+    """Bounds of a look-up's excess cost over the best plan there is, as a ratio of that plan's cost.
 
     Attributes:
         known_ratio: As far as the plans made at the points of the envelope are the best there are.

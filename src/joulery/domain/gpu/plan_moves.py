@@ -15,7 +15,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 
 
 class InstanceShape(NamedTuple):
-    """What of an instance a process has to be restarted for."""
+    """Properties of an instance whose change restarts a process."""
 
     service: str
     model: str

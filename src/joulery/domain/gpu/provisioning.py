@@ -17,7 +17,7 @@ PROCESSES_PER_INSTANCE = 2
 
 
 class ArrivalKind(StrEnum):
-    """How requests follow one another."""
+    """Kind of an arrival process."""
 
     CONSTANT = "constant"
     """Evenly spaced, as the paper assumes (section 3.1)."""
@@ -89,7 +89,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LatencyParts:
-    """Where the latency of one batch goes, seconds (Eqs. 1 and 4); the parts add up to ``total_s``.
+    """Parts of the latency of one batch, seconds (Eqs. 1 and 4); they add up to ``total_s``.
 
     Attributes:
         load_s: Input to the GPU over PCIe.
@@ -298,7 +298,7 @@ class PlanBound:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionPlan:
-    """Which service runs on which share of which GPU, and what that is predicted to give.
+    """Provisioning plan: services on shares of GPUs, and the predicted result.
 
     Attributes:
         policy: Which policy made it.

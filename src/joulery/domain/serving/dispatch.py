@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """What may wait for a service.
+    """Limit of a service's queue.
 
     Attributes:
         waiting: How many requests.
@@ -381,7 +381,7 @@ class Dispatcher(Generic[T, W]):
 
 
 class QueueLimits:
-    """What may wait for each service of an engine: as many as its own limit says, or fewer.
+    """Queue limit of each service of an engine: the engine's own, or a lower one.
 
     Args:
         most: The engine's own limit.

@@ -10,7 +10,7 @@ from joulery.domain.errors import ConfigError
 
 
 class OperatorKind(StrEnum):
-    """How the work of an operator follows from its shapes."""
+    """Kind of an operator, by how its work follows from its shapes."""
 
     DOT = "dot"
     """A sum of products for each output element."""
