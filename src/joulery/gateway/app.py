@@ -72,7 +72,7 @@ _NAN = float("nan")
 
 
 class Exchange(Protocol):
-    """What the server offers beside ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
+    """Server extension of ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
 
     @property
     def lost(self) -> bool:

@@ -40,7 +40,7 @@ _SPARE_FILES = 128
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What clients may take of the server.
+    """Limits on clients of the server.
 
     Attributes:
         connections: Clients at once; less where the process may open fewer files.
