@@ -161,7 +161,7 @@ def _fitted(curve: BatchCurve) -> BatchCurve:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """What was measured of models on the slices of a GPU type.
+    """Measurements of models on the slices of a GPU type.
 
     Attributes:
         source: Where it comes from, in words.

@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuTypeFacts:
-    """What is published of a GPU type.
+    """Published facts of a GPU type.
 
     Attributes:
         name: Name here, such as ``A100-80GB``.

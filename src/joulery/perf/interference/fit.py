@@ -90,7 +90,7 @@ class TwoCopies:
 
 @dataclass(frozen=True, slots=True)
 class GpuRuns:
-    """What the hardware coefficients are fitted on.
+    """Measurements that the hardware coefficients are fitted on.
 
     Attributes:
         name: GPU type.
@@ -109,7 +109,7 @@ class GpuRuns:
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """What the coefficients of one model are fitted on.
+    """Measurements that the coefficients of one model are fitted on.
 
     Attributes:
         load_bytes, feedback_bytes: Input and result of one request.

@@ -87,7 +87,7 @@ class ModelCoefficients:
 
 
 class Solo(NamedTuple):
-    """What a model does alone with one batch size and one share (Eq. 11 and the two lines below it).
+    """Figures of a model alone with one batch size and one share (Eq. 11 and the two lines below it).
 
     Attributes:
         active_ms: k_act.
@@ -195,7 +195,7 @@ def latency(gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Sol
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """How well the coefficients of one model give back a set of measurements.
+    """Errors of one model's coefficients against a set of measurements.
 
     Attributes:
         model: Which model.

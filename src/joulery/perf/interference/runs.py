@@ -64,7 +64,7 @@ class ShareRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What is read off the board.
+    """Facts read off the board.
 
     Attributes:
         name: What the vendor calls it.
@@ -83,7 +83,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model before it runs.
+    """Facts of a model known before it runs.
 
     Attributes:
         name: What it is called in plans.

@@ -125,7 +125,7 @@ def isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class OrdinalQuality:
-    """How good predictions are (μ-Serve, Table 2).
+    """Quality of predictions (μ-Serve, Table 2).
 
     Attributes:
         accuracy: Share of classes hit.

@@ -55,7 +55,7 @@ def prompt_template(prompt: str) -> Form:
 
 
 class TemplateLengths:
-    """How much longer answers were than their scores let expect, by the form of their prompts."""
+    """Ratios of answer lengths to those that scores predict, by the form of their prompts."""
 
     __slots__ = ("_count", "_forms", "_logs", "_scores")
 

@@ -51,7 +51,7 @@ PRECISION_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelFacts:
-    """What is known of a language model before anything is measured.
+    """Facts of a language model known before anything is measured.
 
     Attributes:
         backbone: Name of its architecture and size; models of one backbone run the same operations a token.

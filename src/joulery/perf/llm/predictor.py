@@ -43,7 +43,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class LlmPrediction:
-    """What is predicted of a point; a figure that no run measured is None.
+    """Prediction for a point; a figure that no run measured is None.
 
     Attributes:
         point: What was asked.

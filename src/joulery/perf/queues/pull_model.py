@@ -27,7 +27,7 @@ _NEWTON_STEPS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullPrediction:
-    """What is predicted, one row a configuration (and one layer a set of parameters).
+    """Predictions, one row a configuration (and one layer a set of parameters).
 
     Attributes:
         latency_s: 95th percentile, arrival to answer; infinite where the demand exceeds the capacity.

@@ -19,7 +19,7 @@ from joulery.perf.queues.fifo_pool import PoolInstance, serve
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What happened to each request, in order of arrival.
+    """Times, instance and CPU seconds of each request, in order of arrival.
 
     Attributes:
         arrival_s: When it arrived, float64[n].
