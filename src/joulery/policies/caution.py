@@ -16,7 +16,7 @@ _LASTS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """What is remembered of one kind of change.
+    """Caution about one kind of change.
 
     Attributes:
         ratio: Multiple of the patience before the next one.

@@ -47,7 +47,7 @@ CONSOLIDATION = "consolidation"
 
 @dataclass(frozen=True, slots=True)
 class Consolidation:
-    """When instances are parked and woken.
+    """Rules for parking and waking instances.
 
     Attributes:
         room: Demand that the awake part must be able to carry before others are parked, as a multiple of the present.

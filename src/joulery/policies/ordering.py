@@ -27,7 +27,7 @@ _SHORTEST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Aging:
-    """How waiting is rewarded.
+    """Rules of aging: the reward for waiting.
 
     Attributes:
         rate: Seconds of predicted service forgiven per second waited (the paper's alpha), >= 0.

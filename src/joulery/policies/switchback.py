@@ -42,7 +42,7 @@ _FULL_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Switchback:
-    """How the baseline is measured.
+    """Settings for measuring the baseline.
 
     Attributes:
         baseline: The baseline layout.
@@ -104,7 +104,7 @@ class BaselinePeriod:
 
 @dataclass(frozen=True, slots=True)
 class AuditTally:
-    """What became of the periods of an audit.
+    """Outcomes of the periods of an audit.
 
     Attributes:
         blocks: Blocks of requests that ended; each allows one period.
@@ -130,7 +130,7 @@ class AuditTally:
 
 @dataclass(frozen=True, slots=True)
 class AuditedState:
-    """What an audited policy remembers.
+    """State of an audited policy.
 
     Attributes:
         service: The state of the policy of the service.

@@ -34,7 +34,7 @@ _AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """What a split remembers.
+    """State of a split.
 
     Attributes:
         service: The state of the policy that chooses the partition.

@@ -62,7 +62,7 @@ class ArrivalForecast:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """What a governor sees of its device.
+    """A governor's view of its device.
 
     Attributes:
         now_s: Time.
@@ -121,7 +121,7 @@ class GovernorState:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """When a device that is overloaded at its highest clock asks the operator for another device.
+    """Overload rule: a device overloaded at its highest clock asks the operator for another device.
 
     Attributes:
         patience_s: Uninterrupted overload before the signal ``scale_out`` is raised, once an episode.

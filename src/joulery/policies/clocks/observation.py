@@ -37,7 +37,7 @@ class BatchingEngine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one service's requests take at the highest clock.
+    """Work of one service's requests at the highest clock.
 
     Attributes:
         service_s, own_tail_s: Mean of the service time, and its quantile of the SLO, s.
@@ -110,7 +110,7 @@ class ColocatedService:
 
 @dataclass(frozen=True, slots=True)
 class ClockCurves:
-    """How work depends on the clock of a device.
+    """Dependence of work on the clock of a device.
 
     Attributes:
         slowdown: Time of the same work at each clock over that at the highest, by the elasticity of the work.

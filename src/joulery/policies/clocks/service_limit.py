@@ -65,7 +65,7 @@ _SEARCH_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ServicePressure:
-    """How near a service is to missing its SLO.
+    """Pressure on a service: how near it is to missing its SLO.
 
     Attributes:
         name: The service.
@@ -144,7 +144,7 @@ class ServingDeviceView:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimitState:
-    """What is known of one device.
+    """State of one device.
 
     Attributes:
         phase: Why the limit is what it is.

@@ -17,7 +17,7 @@ _NONE: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SlowestRank:
-    """What is known of the nodes of one job.
+    """Work rates of the nodes of one job.
 
     Attributes:
         trial_s: How long the nodes are measured at full power.

@@ -91,7 +91,7 @@ def watched_instances(
 
 
 class Tail(NamedTuple):
-    """What one instance's requests saw lately.
+    """Recent tail latency of one instance.
 
     Attributes:
         key: Which instance.
@@ -105,7 +105,7 @@ class Tail(NamedTuple):
 
 
 class StandbyObservation(NamedTuple):
-    """What the policy sees: every instance's latest tail, counted since its standby took over, if it did."""
+    """The policy's input: every instance's latest tail, counted since its standby took over, if it did."""
 
     now_s: float
     tails: tuple[Tail, ...]
@@ -124,7 +124,7 @@ class StandbyObservation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StandbyState:
-    """What the policy remembers.
+    """State of the policy.
 
     Attributes:
         late_since_s: When each instance was first seen late, while it stays so.

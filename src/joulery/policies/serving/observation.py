@@ -131,7 +131,7 @@ def _written(value: float) -> float | str | None:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy observes of one service.
+    """A policy's observation of one service.
 
     Attributes:
         now_s: Unix seconds.

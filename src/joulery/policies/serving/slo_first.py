@@ -220,7 +220,7 @@ class VariantScaler:
 
 @dataclass(frozen=True, slots=True)
 class Threat:
-    """What threatens the SLO.
+    """Threat to the SLO.
 
     Attributes:
         phrase: In words; empty for no threat.

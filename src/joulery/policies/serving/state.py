@@ -55,7 +55,7 @@ class RandomState:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What a service policy remembers.
+    """State of a service policy.
 
     Attributes:
         layout: The layout last decided on; None before the first decision.

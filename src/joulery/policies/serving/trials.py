@@ -20,7 +20,7 @@ _UNBOUNDED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TrialBudget:
-    """What one search may spend on trials.
+    """Trial budget of one search.
 
     Attributes:
         count: Trials.
@@ -48,7 +48,7 @@ class TrialBudget:
 
 
 class Verdict(StrEnum):
-    """What a sample says about its layout."""
+    """Verdict of a sample on its layout."""
 
     WITHIN = "within"
     """The interval lies within the SLO."""

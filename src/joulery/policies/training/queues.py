@@ -31,7 +31,7 @@ _KEPT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TrackedJob:
-    """What the policy remembers of one job.
+    """The policy's record of one job.
 
     Attributes:
         upper: Whether it is still being sized.
@@ -159,7 +159,7 @@ def fill_in_order(
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """What may still be lost to restarts.
+    """Budget of GPU time that may still be lost to restarts.
 
     Attributes:
         gpu_s: GPU-seconds saved up; at most a round, or a restart, of the whole cluster. It is full at first.

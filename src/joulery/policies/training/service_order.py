@@ -33,7 +33,7 @@ _AVERAGE = 4
 
 
 class ShiftRule(StrEnum):
-    """How the shifting factor treats low-power jobs."""
+    """Treatment of low-power jobs by the shifting factor."""
 
     PAPER = "paper"
     """Fig. 5a read literally: P* or 1/P* by quadrant."""

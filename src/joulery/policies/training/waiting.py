@@ -31,7 +31,7 @@ _STARTS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingJobs:
-    """Which jobs wait in this round.
+    """Jobs that wait in this round.
 
     Attributes:
         held: Rows that wait for a cleaner hour.

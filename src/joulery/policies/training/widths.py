@@ -40,7 +40,7 @@ _LONG_MARGIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class WidthPrices:
-    """What a second of a job costs beside its energy.
+    """Cost of a second of a job beside its energy.
 
     Attributes:
         completion_w: A second of its completion time, W.

@@ -45,7 +45,7 @@ _LEAST_GAIN_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SwitchingCosts:
-    """How long a change takes; the GPU draws its standing watts meanwhile.
+    """Durations of changes; the GPU draws its standing watts meanwhile.
 
     Attributes:
         wake_s, sleep_s: From asleep to ready, and from drained to asleep.
@@ -154,7 +154,7 @@ def switching_cost(
 
 
 class PlanGain(NamedTuple):
-    """What going over to another plan would bring.
+    """Gain from a change to another plan.
 
     Attributes:
         held, after: The objective at today's rates: of the plan in force, clocks and all, and of the other.

@@ -55,7 +55,7 @@ _RENT_FEW, _RENT_MOST = 1 / 30, 100.0
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeEffort:
-    """How hard to try.
+    """Limits on the work of an envelope.
 
     Attributes:
         joint: Of each plan.

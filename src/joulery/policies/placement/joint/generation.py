@@ -32,7 +32,7 @@ _LEAST_COST = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class JointEffort:
-    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of ``stall_ratio``.

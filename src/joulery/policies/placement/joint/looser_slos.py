@@ -24,7 +24,7 @@ _LEAST = 1e-6
 
 
 class LooserSlo(NamedTuple):
-    """What a longer SLO of one service saves.
+    """Saving of a longer SLO of one service.
 
     Attributes:
         service: Its name.

@@ -192,7 +192,7 @@ class JointItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointRequest:
-    """What is asked.
+    """Input of a joint plan.
 
     Attributes:
         services: What is served.

@@ -51,7 +51,7 @@ class SliceOption(NamedTuple):
 
 
 class SliceChoice(NamedTuple):
-    """What may run on slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
+    """A choice for slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
 
     model: str
     type: str

@@ -100,7 +100,7 @@ class ReplicaCandidate:
 
 
 class RefusedGroup(NamedTuple):
-    """Why a group serves nothing.
+    """A group that serves nothing, and the reason.
 
     Attributes:
         group: What would run where.

@@ -39,7 +39,7 @@ class ReplicaLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShare:
-    """What the program chose of a candidate.
+    """Count and rate of a candidate in the program's solution.
 
     Attributes:
         candidate: The replica.

@@ -73,7 +73,7 @@ class LanguageGpu(NamedTuple):
 
 
 class LanguageRules(NamedTuple):
-    """How to plan.
+    """Rules of planning.
 
     Attributes:
         objective: ``carbon``, ``energy`` or ``cost``.

@@ -46,7 +46,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """What a placement must respect.
+    """Constraints on a placement.
 
     Attributes:
         capacity_bytes: Free memory of each device.

@@ -12,7 +12,7 @@ MAX_SHARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How every model of a group runs: in so many stages, each on so many devices.
+    """Shape in which every model of a group runs: so many stages, each on so many devices.
 
     Attributes:
         stages: Pipeline stages.

@@ -26,7 +26,7 @@ from joulery.policies.placement.pipelines.device_groups import Grouping, Shape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTable:
-    """How every model runs in groups of one shape.
+    """Time and memory of every model in groups of one shape.
 
     Attributes:
         stage_s: Time of each stage, float64[models, stages]; infinite where the model cannot run in this shape.
@@ -39,7 +39,7 @@ class ShapeTable:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the recursion adds to the stages (AlpaServe's calibration by default).
+    """Overheads of the recursion on top of the stages (AlpaServe's calibration by default).
 
     Attributes:
         stage_ratio: Relative slowdown of each stage for every stage of the pipeline.
@@ -52,7 +52,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hosting:
-    """Which group hosts which model.
+    """Assignment of models to groups.
 
     Attributes:
         grouping: The groups.
@@ -74,7 +74,7 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundPipelines:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         hosting: The placement.

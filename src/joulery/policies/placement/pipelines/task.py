@@ -37,7 +37,7 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRules:
-    """What a plan has to keep and may choose.
+    """Constraints and choices of a plan.
 
     Attributes:
         partition: How models are cut.

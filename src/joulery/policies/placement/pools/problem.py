@@ -106,7 +106,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """What is to be planned.
+    """Input of a pool plan.
 
     Attributes:
         machines: GPU types, at each clock that may be chosen.

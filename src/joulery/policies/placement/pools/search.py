@@ -36,7 +36,7 @@ Judge = Callable[[int, Used, float], TrialMetrics]
 
 @dataclass(frozen=True, slots=True)
 class PoolEffort:
-    """How hard to try; counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         boxes: Relaxations solved in a search, at most.

@@ -47,7 +47,7 @@ _WIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
@@ -69,7 +69,7 @@ class Effort:
 
 
 class Found(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         patterns: Patterns worth more than the threshold, the most valuable first.

@@ -99,7 +99,7 @@ class Placed:
 
 
 class BatchLimit(NamedTuple):
-    """What a batch of a process may take.
+    """Time limit of a batch of a process.
 
     Attributes:
         limit_ms: From loading to feedback.

@@ -39,7 +39,7 @@ _MORE_REPLICAS = 2
 
 
 class Accounting(StrEnum):
-    """How much of the SLO a batch may take when requests come evenly spaced."""
+    """Part of the SLO that a batch may take when requests come evenly spaced."""
 
     HALF_SLO = "half-slo"
     """Half of it, whatever the batch waits for (the paper's constraint 14)."""
@@ -48,7 +48,7 @@ class Accounting(StrEnum):
 
 
 class FailureDomain(StrEnum):
-    """What no two replicas of a service may share."""
+    """Resource that no two replicas of a service may share."""
 
     NONE = "none"
     """Nothing: replicas may be on one GPU."""
@@ -59,7 +59,7 @@ class FailureDomain(StrEnum):
 
 
 class Balancer(StrEnum):
-    """How the requests of a service reach its replicas."""
+    """Distribution of a service's requests over its replicas."""
 
     TURNS = "turns"
     """In strict turns: every gap of a replica is the sum of as many gaps as there are replicas."""
@@ -69,7 +69,7 @@ class Balancer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What preset ``best`` may choose, and what it has to keep.
+    """Choices and constraints of preset ``best``.
 
     Attributes:
         accounting: How much of the SLO a batch may take. Random arrivals are accounted for as a queue instead.
@@ -434,7 +434,7 @@ def batch_shape(gpu: GpuCoefficients, model: ModelCoefficients, batch: int) -> l
 
 
 class BatchLimits:
-    """What a batch may take from loading to feedback, margins left out; worked out once for equal processes."""
+    """Time limits of batches from loading to feedback, margins left out; worked out once for equal processes."""
 
     def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
         self._workloads, self._types = workloads, types

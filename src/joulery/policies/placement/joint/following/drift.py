@@ -25,7 +25,7 @@ _LONGEST_S = 3600.0
 
 
 class ServiceReading(NamedTuple):
-    """What one service saw lately.
+    """Recent readings of one service.
 
     Attributes:
         rate_rps: Requests a second.
@@ -65,7 +65,7 @@ class DriftObservation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WattPrice:
-    """What a watt is worth to a plan, against dollars and GPUs; it may move with the carbon intensity.
+    """Value of a watt to a plan, against dollars and GPUs; it may move with the carbon intensity.
 
     Attributes:
         per_w: Value of a watt that the plan was made with.
@@ -88,7 +88,7 @@ class WattPrice:
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """What the policy remembers.
+    """State of the policy.
 
     Attributes:
         seen_s: When it last looked; NaN before.

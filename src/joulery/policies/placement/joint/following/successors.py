@@ -50,7 +50,7 @@ class RunningGroup(NamedTuple):
 
 
 class KeptLimits:
-    """What running instances may take at today's rates.
+    """Limits on running instances at today's rates.
 
     Args:
         problem: Today's problem.

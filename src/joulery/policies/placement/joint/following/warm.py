@@ -62,7 +62,7 @@ _UNSERVED = 1e3
 
 @dataclass(frozen=True, slots=True)
 class WarmEffort:
-    """How hard to try.
+    """Limits on the work of a search.
 
     Attributes:
         generation: Of column generation.

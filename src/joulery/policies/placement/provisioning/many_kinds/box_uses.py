@@ -14,7 +14,7 @@ from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Pac
 
 
 class BoxUses(NamedTuple):
-    """What a process needs in each box at least: float64[sizes, boxes, items]; memory as a ratio, float64[items].
+    """Least needs of processes in each box: float64[sizes, boxes, items]; memory as a ratio, float64[items].
 
     Where it does not fit it needs 0 units, and ``barred``, which is 0 elsewhere, is infinite.
     """

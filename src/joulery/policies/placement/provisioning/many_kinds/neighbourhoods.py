@@ -71,7 +71,7 @@ class SizeTable(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What a GPU may hold of a kind: one of these, or nothing.
+    """Choices of a kind for a GPU: one of these, or nothing.
 
     Attributes:
         item: int64[choices].
