@@ -18,7 +18,7 @@ _AT_ONCE = 8
 
 
 class EngineSource(Protocol):
-    """What is asked about one engine."""
+    """Source of one engine's counters."""
 
     def counters(self) -> EngineCounters:
         """What the engine has counted so far.

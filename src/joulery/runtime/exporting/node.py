@@ -43,7 +43,7 @@ class WorkloadReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeReaders:
-    """What an exporter reads.
+    """Readers of an exporter.
 
     Attributes:
         channels: The meters.

@@ -35,7 +35,7 @@ LONGEST_REMEMBERED = 8_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthScore:
-    """What a predictor makes of a prompt.
+    """Output of a predictor for a prompt.
 
     Attributes:
         score: Raw ordinal score, about 0 (short) to 4 (long).
@@ -61,7 +61,7 @@ class LengthPredictor(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """What is expected of one request.
+    """Forecast for one request.
 
     Attributes:
         tokens: Expected length, within what the client takes at most.

@@ -111,7 +111,7 @@ class ModelPredictor:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a predictor did on prompts.
+    """Evaluation of a predictor on prompts.
 
     Attributes:
         quality: Mean over the models.

@@ -40,7 +40,7 @@ from joulery.runtime.serving.plans.colocated import ProgressClock
 
 @dataclass(frozen=True, slots=True)
 class LLMSettings:
-    """How one model's requests are served.
+    """Settings for serving one model's requests.
 
     Attributes:
         max_num_seqs: Requests given at once to an engine that keeps no queue of its own.

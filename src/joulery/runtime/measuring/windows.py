@@ -47,7 +47,7 @@ _KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class WindowReaders:
-    """What a window meter reads.
+    """Readers of a window meter.
 
     Attributes:
         meters: The meters.

@@ -20,7 +20,7 @@ from joulery.runtime.leasing.leases import LeaseHolder
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """How long to look at each clock.
+    """Durations and clocks of a sweep.
 
     Attributes:
         passes: Passes timed; their median is the latency.

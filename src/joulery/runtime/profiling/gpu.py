@@ -62,7 +62,7 @@ class BoardWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """How much to measure.
+    """Amount of measurement.
 
     Attributes:
         seconds: How long each configuration runs.

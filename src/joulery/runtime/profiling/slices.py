@@ -41,7 +41,7 @@ _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure.
+    """Amount of measurement.
 
     Attributes:
         warmup: Requests that do not count, after each start.

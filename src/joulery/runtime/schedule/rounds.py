@@ -88,7 +88,7 @@ def latest_start_s(job: ClusterJob, restart_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """Which running jobs may be stopped now.
+    """Rules on which running jobs may be stopped now.
 
     Attributes:
         jobs: Those that the last round moves; None for every job whose size differs from the plan's.

@@ -47,7 +47,7 @@ Total = tuple[float, float, Quality]
 
 @dataclass(slots=True)
 class SpoolFileState:
-    """What was read from a file so far.
+    """Totals read from a file so far.
 
     Attributes:
         totals: By job.

@@ -50,7 +50,7 @@ class MeasuredBaseline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeriodEnergy:
-    """What the meters say of each period, float64[periods].
+    """Metered energy of each period, float64[periods].
 
     Attributes:
         busy_j: Joules charged to the run's processes.

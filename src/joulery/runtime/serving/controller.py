@@ -58,7 +58,7 @@ class TrialArbiter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Revision:
-    """What changes of a running service.
+    """Changes of a running service.
 
     Attributes:
         setup: The service from now on: its variants, its SLO.

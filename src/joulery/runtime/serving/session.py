@@ -53,7 +53,7 @@ _WINDOW_REQUESTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a session acts.
+    """Intervals at which a session acts.
 
     Attributes:
         tick_s: Time between two ticks.
