@@ -29,7 +29,7 @@ Truth = Callable[[float], Response]
 
 @dataclass(frozen=True, slots=True)
 class LimitedServiceLoad:
-    """What a device serves.
+    """Load of a device.
 
     Attributes:
         rate_rps: Arrivals at a time, 1/s; Poisson within a period.
@@ -62,7 +62,7 @@ class _Request:
 
 @dataclass(slots=True)
 class LimitedServiceRun:
-    """What became of a device.
+    """Result for a device.
 
     Attributes:
         timeline: When each limit was set: ``(s, share of full power)``.

@@ -29,7 +29,7 @@ from joulery.sim.queues.batching import Batches, BatchRule, serve_batches
 
 
 class Neighbours(StrEnum):
-    """When a neighbour slows an instance."""
+    """Times at which a neighbour slows an instance."""
 
     ALWAYS = "always"
     """All the time, as the planner assumes."""
@@ -89,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a plan is judged.
+    """Conditions under which a plan is judged.
 
     Attributes:
         warmup_s: Requests before this are served but not counted.
@@ -114,7 +114,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """What the counted requests of a service saw.
+    """Result for the counted requests of a service.
 
     Attributes:
         name: The service.
@@ -144,7 +144,7 @@ class ServiceOutcome:
 
 @dataclass(frozen=True, slots=True)
 class InstanceOutcome:
-    """What one instance did within the window.
+    """Result for one instance within the window.
 
     Attributes:
         service: The service whose requests it served.
@@ -163,7 +163,7 @@ class InstanceOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GpuOutcome:
-    """What one GPU did within the window; ``energy_j`` is idle energy plus that of its instances, simulated."""
+    """Result for one GPU within the window; ``energy_j`` is idle energy plus that of its instances, simulated."""
 
     clock_mhz: float
     idle_j: float
@@ -177,7 +177,7 @@ class GpuOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ServiceVerdict:
-    """What became of a plan under one seed."""
+    """Result for a plan under one seed."""
 
     services: tuple[ServiceOutcome, ...]
     gpus: tuple[GpuOutcome, ...]

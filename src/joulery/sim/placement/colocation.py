@@ -45,7 +45,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class GpuRun:
-    """What happened on one GPU.
+    """Result for one GPU.
 
     Attributes:
         batches: The batches of each tenant.

@@ -22,7 +22,7 @@ from joulery.sim.queues.batching import BatchRule
 
 @dataclass(frozen=True, slots=True)
 class PlanVerdict:
-    """What requests saw of a plan, over all seeds.
+    """Result for the requests of a plan, over all seeds.
 
     Attributes:
         truth: Which coefficients the GPUs behaved by.

@@ -25,7 +25,7 @@ from joulery.domain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """When a batch forms.
+    """Rule for forming a batch.
 
     Attributes:
         batch: Largest batch, 1 or more.

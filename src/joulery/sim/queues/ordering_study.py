@@ -86,7 +86,7 @@ class OrderingSetting:
 
 @dataclass(frozen=True, slots=True)
 class OrderOutcome:
-    """What an order did to one seed's requests.
+    """Result of an order for one seed's requests.
 
     Attributes:
         mean_jct_s, p99_jct_s: Arrival to completion.

@@ -26,7 +26,7 @@ _PRIOR_SPREAD = 0.7
 
 @dataclass(frozen=True, slots=True)
 class PointError:
-    """How a fitted service reproduces one point.
+    """Errors of a fitted service at one point.
 
     Attributes:
         point: What was measured.

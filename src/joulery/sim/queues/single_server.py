@@ -38,7 +38,7 @@ class JobQueue(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedQueue:
-    """What happened to each job, in order of arrival.
+    """Times and order of the jobs, in order of arrival.
 
     Attributes:
         arrival_s: When each job came, float64[n], seconds.

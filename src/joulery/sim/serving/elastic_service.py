@@ -83,7 +83,7 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BurstOutcome:
-    """What became of the requests.
+    """Result for the requests.
 
     Attributes:
         arrival_s: Arrivals, float64[n].

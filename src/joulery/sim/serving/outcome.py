@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StudySettings:
-    """What the user fixes.
+    """Settings that the user fixes.
 
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
@@ -83,7 +83,7 @@ Period = tuple[tuple[float, int | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """What a scheme ran.
+    """Periods, trials and optimiser runs of a scheme.
 
     Attributes:
         periods: What ran in each period of the grid.

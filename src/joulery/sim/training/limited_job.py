@@ -15,7 +15,7 @@ Response = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class LimitedJobRun:
-    """What became of a job.
+    """Result for a job.
 
     Attributes:
         timeline: When each limit was set: ``(seconds from its start, share of full power)``.

@@ -77,7 +77,7 @@ _AHEAD_H = 48
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """What the jobs run on, in truth.
+    """True properties of the cluster that the jobs run on.
 
     Attributes:
         nodes: How many nodes.

@@ -50,7 +50,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every scheme runs on.
+    """Conditions common to all schemes.
 
     Attributes:
         nodes: Nodes of the cluster.
