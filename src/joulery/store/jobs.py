@@ -128,7 +128,7 @@ LimitPoints = tuple[tuple[float, float, float], ...]
 
 
 class JobLimitBook:
-    """What power limits did to jobs of one kind, a file a kind: the next job of the kind starts from it.
+    """Effects of power limits on jobs of one kind, a file a kind: the next job of the kind starts from them.
 
     Args:
         folder: Where; made with the first file.

@@ -33,7 +33,7 @@ _FIRST_NAMESPACES = {"pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
 
 
 class LeaseState(StrEnum):
-    """How a lease stands."""
+    """State of a lease."""
 
     HELD = "held"
     """Its owner lives, or is in another container and renews it."""
