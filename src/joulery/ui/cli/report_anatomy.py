@@ -28,7 +28,7 @@ FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class ReportSelection:
-    """What to show of the operations.
+    """Selection of the operations to show.
 
     Attributes:
         by: One of :data:`BY`; operations when None.
