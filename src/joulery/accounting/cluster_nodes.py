@@ -32,7 +32,7 @@ class NodeReading:
     opened: str = ""
 
     def since(self, before: NodeReading | None) -> NodeReading | None:
-        """What was counted since an earlier reading; None where the meters were opened anew meanwhile, or are new."""
+        """The difference to an earlier reading; None where the meters were opened anew meanwhile, or are new."""
         if before is None or self.opened != before.opened:
             return None
         return replace(

@@ -49,7 +49,7 @@ class Resolution:
 
 
 def resolution(footprint: TensorFootprint) -> list[Resolution]:
-    """How each row of a footprint compares with its sensor."""
+    """Each row of a footprint compared with its sensor."""
     devices = {entry.device: entry for entry in footprint.devices}
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.where(footprint.energy_j > 0, 2 * footprint.error_j / footprint.energy_j, np.nan)
