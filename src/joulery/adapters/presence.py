@@ -36,7 +36,7 @@ def require_nvidia() -> None:
 
 
 def no_nvidia() -> CapabilityError:
-    """What is said where the driver's library is missing."""
+    """The error where the driver's library is missing."""
     return CapabilityError(
         f"no NVIDIA driver here ({NVML} is not there)",
         resource=NVML,

@@ -137,7 +137,7 @@ class LocalBackend:
         return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
 
     def placements(self) -> tuple[Placement, ...]:
-        """Where every job with a living process runs."""
+        """The placement of every job with a living process."""
         found = []
         for number in self._book.ids():
             run = None if number in self._over else self._run(number)
@@ -146,7 +146,7 @@ class LocalBackend:
         return tuple(found)
 
     def metered(self) -> tuple[Placement, ...]:
-        """Where every job with a living process runs, and every run that ended since the last call, once.
+        """The placement of every job with a living process, and every run that ended since the last call, once.
 
         A run that began and ended between two calls is among them if this backend started it.
         """

@@ -56,7 +56,7 @@ class SlurmNode:
 
     @property
     def shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]:
-        """What jobs choose nodes by; nodes of one shape are interchangeable."""
+        """Properties that jobs choose nodes by; nodes of one shape are interchangeable."""
         return tuple(sorted(self.partitions)), tuple(sorted(self.types)), tuple(sorted(self.features)), self.gpus
 
     def suits(self, record: SlurmRecord) -> bool:
@@ -163,5 +163,5 @@ def pools(nodes: Iterable[SlurmNode], jobs: Iterable[Sequence[SlurmRecord]]) -> 
 
 
 def request_of(record: SlurmRecord) -> tuple[str, str, str]:
-    """What decides on which nodes a job may run."""
+    """Properties of a job that decide which nodes it may run on."""
     return record.partition, record.gpu_type, record.features

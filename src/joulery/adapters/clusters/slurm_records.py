@@ -141,7 +141,7 @@ class SlurmRecord:
 
     @property
     def address(self) -> str:
-        """How ``scontrol`` names this job and no other: the number of an array or of a first component names all."""
+        """``scontrol``'s name of this job and no other: the number of an array or of a first component names all."""
         if self.array:
             return (
                 f"{self.array}_{self.array_tasks}" if self.tasks_waiting == 1 else f"{self.array}_[{self.array_tasks}]"
@@ -432,7 +432,7 @@ def with_reason(comment: str, text: str) -> str:
 
 
 def component(record: SlurmRecord) -> str:
-    """How ``scontrol`` names this component of a heterogeneous job alone; the job's address for other jobs."""
+    """``scontrol``'s name of this component of a heterogeneous job alone; the job's address for other jobs."""
     return f"{record.het}+{record.het_offset}" if record.het else record.address
 
 

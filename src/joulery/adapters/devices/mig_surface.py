@@ -84,7 +84,7 @@ class MigSurface(Protocol):
         ...
 
     def profiles(self) -> tuple[MigProfile, ...]:
-        """What may be cut; ``starts`` are empty while MIG mode is off."""
+        """The profiles of the board; ``starts`` are empty while MIG mode is off."""
         ...
 
     def instances(self) -> tuple[tuple[int, GpuInstance], ...]:
@@ -100,7 +100,7 @@ class MigSurface(Protocol):
         ...
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """What programs see."""
+        """The instances as programs see them."""
         ...
 
 
@@ -138,7 +138,7 @@ class NvmlMig:
         return {name: number for name, (number, _) in self._ids.items()}
 
     def profiles(self, *, places: bool = True) -> tuple[MigProfile, ...]:
-        """What may be cut, largest first; without asking where, unless ``places``."""
+        """The profiles of the board, largest first; without asking for their places, unless ``places``."""
         nvml, handle = self.board.nvml, self.board.handle
         enabled = places and self.mode()[0]
         found = []
@@ -185,7 +185,7 @@ class NvmlMig:
         nvml.nvmlGpuInstanceDestroy(pointer)
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """What programs see; needs no permission."""
+        """The instances as programs see them; needs no permission."""
         nvml, handle = self.board.nvml, self.board.handle
         found = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):

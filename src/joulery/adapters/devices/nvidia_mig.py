@@ -93,7 +93,7 @@ class NvidiaMig:
         return DeviceState(_setting(cut), _memento(cut), slices=tuple(sorted(slices, key=lambda part: part.start)))
 
     def price(self, wanted: MigSetting) -> MigTransition:
-        """What another cut would take, and what stands in its way.
+        """The steps and time of a change to another partition, and the processes that stand in its way.
 
         Raises:
             ConfigError, CapabilityError: As :meth:`apply`.
@@ -285,7 +285,7 @@ def _how(*, may: bool, through: bool) -> str:
 
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
-    """What a process needs in its environment to run on a GPU or an instance of one, and see nothing else."""
+    """Environment variables for a process to run on a GPU or an instance of one, and see nothing else."""
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 

@@ -110,7 +110,7 @@ class NvidiaMps:
         self._board.require_room(shared=True)
 
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
-        """What a process needs in its environment to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
+        """Environment variables for a process to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
         limit = (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),)
         return (
             ("CUDA_VISIBLE_DEVICES", self._uuid),

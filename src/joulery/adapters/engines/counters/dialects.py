@@ -111,7 +111,7 @@ ENGINES = tuple(dialect.engine for dialect in _DIALECTS)
 
 
 def engine_counters(exposition: str) -> EngineCounters:
-    """What an engine has counted so far, from its metrics page.
+    """The counters of an engine so far, from its metrics page.
 
     Raises:
         DataError: No engine known here prints such a page, or it is malformed.

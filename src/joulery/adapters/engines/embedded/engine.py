@@ -67,7 +67,7 @@ class LocalSettings:
 
     @property
     def longest_s(self) -> float:
-        """How long a replica may be busy with one request: ``hang_s`` as it applies."""
+        """Longest time that a replica may be busy with one request: ``hang_s`` as it applies."""
         return max(_HANG_MIN_S, self.deadline_s) if self.hang_s is None else self.hang_s
 
 

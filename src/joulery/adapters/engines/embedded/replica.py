@@ -109,7 +109,7 @@ class WorkerProcess(asyncio.Protocol):
         return worker
 
     async def load(self, spec: ReplicaSpec, timeout_s: float) -> None:
-        """Have it load and warm up the models of a replica.
+        """Load and warm up the models of a replica in the worker.
 
         Raises:
             ConfigError, DataError, CapabilityError: The model cannot be loaded; the worker says why.
@@ -372,7 +372,7 @@ class WorkerReplica:
             await asyncio.wait((self._life,))
 
     def view(self) -> ReplicaView:
-        """What can be seen of it."""
+        """The public view of it."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,

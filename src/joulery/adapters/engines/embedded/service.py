@@ -236,7 +236,7 @@ class ServiceQueue:
             self.queue.join(standby.server)
 
     def retire(self, replica: WorkerReplica) -> None:
-        """Have a replica finish what it holds and end."""
+        """End a replica once it has finished what it holds."""
         if replica.server in self.queue.servers and not replica.server.leaving:
             self.queue.retire(replica.server)
         replica.leave()
@@ -281,7 +281,7 @@ class ServiceQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """When the queue as it is will have been served."""
+        """Seconds until the queue as it is will have been served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
     def _overloaded(self, message: str) -> RequestError:

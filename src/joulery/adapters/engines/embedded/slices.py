@@ -99,7 +99,7 @@ class GpuParts:
         return await asyncio.to_thread(self.places.vacate, wanted)
 
     async def settle(self, target: Sequence[ReplicaSpec]) -> None:
-        """Have the GPUs partitioned and shared for the target.
+        """Partition and share the GPUs for the target.
 
         Raises:
             CapabilityError: There are no GPUs to run on here.

@@ -154,7 +154,7 @@ class RayCluster:
         return found
 
     async def infer(self, application: str, replica: str, request: InferRequest, call: str = "") -> dict[str, Any]:
-        """What one replica of an application answers; see :meth:`.replica.Instances.infer`.
+        """The answer of one replica of an application; see :meth:`.replica.Instances.infer`.
 
         Raises:
             ReplicaGoneError: It ended, or Ray cannot reach it.
@@ -171,7 +171,7 @@ class RayCluster:
         return answer
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meter on each living node answers, by the node's address.
+        """The answer of the meter on each living node, by the node's address.
 
         Args:
             meter: The class of the meters, ``module:class``; one is started on each node that has none.

@@ -87,7 +87,7 @@ class LlamaEngine:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Its name."""
         return f"llama.cpp {self.settings.path.name}"
 
     @property

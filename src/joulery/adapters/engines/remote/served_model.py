@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 async def served_model(upstream: Upstream, transport: httpx.AsyncBaseTransport | None = None) -> ServedModel:
-    """What a server says; nothing where it does not answer. It is asked once.
+    """A server's report of its model; nothing where it does not answer. It is asked once.
 
     Args:
         upstream: The server.

@@ -223,7 +223,7 @@ class EngineClient:
             self.unsent_dropped += 1
 
     async def label(self, service: str, body: bytes) -> tuple[int, bytes]:
-        """Have labels counted; HTTP status and body of the answer."""
+        """Send labels to be counted; HTTP status and body of the answer."""
         content = np.frombuffer(body, np.uint8)
         status, _, answer = await self._content({"m": m.LABEL, "s": service}, {"body": content})
         return status, answer

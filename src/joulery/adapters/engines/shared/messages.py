@@ -166,7 +166,7 @@ def record_of(header: Mapping[str, Any], now_s: float) -> RequestRecord:
 
 
 def views_to_json(views: Sequence[ReplicaView]) -> list[dict[str, Any]]:
-    """What a gateway needs to know of replicas: readiness and declarations."""
+    """Views of replicas for a gateway: readiness and declarations."""
     return [
         {
             "id": view.id,

@@ -154,7 +154,7 @@ class EngineServer:
         return GatewayConnection(self, guarded=guarded)
 
     def statuses(self) -> list[GatewayStatus]:
-        """What is known of each gateway, by name."""
+        """The status of each gateway, by name."""
         now_s, found = time.monotonic(), []
         for name, status in sorted(self.gateways.items()):
             link = next((one for one in self.links if one.name == name), None)

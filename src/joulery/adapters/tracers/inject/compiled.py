@@ -133,7 +133,7 @@ class CompiledCode:
     # ---- generated code
 
     def mark(self) -> None:
-        """Have the calls of all generated code run in ranges of their own, from its next run on."""
+        """Run the calls of all generated code in ranges of their own, from its next run on."""
         self._marked = True
         self.look()
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 def exit_at_once() -> None:
-    """Have a forked process end without the destructors of C++: the profiler's waits for a thread that was not forked.
+    """End a forked process without the destructors of C++: the profiler's waits for a thread that was not forked.
 
     The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
     """

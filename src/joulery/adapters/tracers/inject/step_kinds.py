@@ -172,7 +172,7 @@ class Evaluations:
         return True
 
     def called(self, module: Any) -> int:
-        """How many evaluation steps a call adds, while an optimizer trains.
+        """Number of evaluation steps that a call adds, while an optimizer trains.
 
         One where the model is the one that is trained. Another one, such as an average of the weights, is evaluated if
         it is called twice in a row: both calls count then.
