@@ -118,7 +118,7 @@ _REMOTE = (
 
 
 def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
-    """What measures energy here."""
+    """Checks of the energy meters."""
     for kind, what in _METERS:
         try:
             meter = open_(MeterSpec(kind))
@@ -162,7 +162,7 @@ def sampler() -> Check:
 
 
 def shares() -> Iterable[Check]:
-    """How a run's share of the CPUs is known."""
+    """Checks of how a run's share of the CPUs is read."""
     try:
         group = make_group(os.getpid())
     except CapabilityError as error:
@@ -176,7 +176,7 @@ def shares() -> Iterable[Check]:
 
 
 def settings(machine: MachineReport) -> Iterable[Check]:
-    """What can be set here, for slices and clocks."""
+    """Checks of the settings for slices and clocks."""
     yield quota()
     yield cpuset(machine)
     cores = sorted(os.sched_getaffinity(0))
@@ -199,7 +199,7 @@ def cpu_power_limit() -> Check:
 
 
 def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
-    """What can be set on each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is."""
+    """Checks of the settings of each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is set."""
     number = 0
     while True:
         for kind, what in _GPU_KNOBS:
@@ -282,7 +282,7 @@ def perf(machine: MachineReport) -> Check:
 
 
 def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
-    """Where carbon intensity can come from. No service is asked."""
+    """Checks of the sources of carbon intensity. No service is asked."""
     yield Check(
         "carbon", "without a network", Status.OK, '--carbon FILE, --carbon "250 g/kWh", --zone typical:GB (FR, DE)'
     )
@@ -335,7 +335,7 @@ def kueue(api: KubernetesApi | None = None) -> Iterable[Check]:
 
 
 def refusal(area: str, name: str, error: CapabilityError) -> Check:
-    """What an error says, as a check."""
+    """An error as a check."""
     if error.grant:
         return Check(area, name, Status.DENIED, str(error), error.grant)
     return Check(area, name, Status.ABSENT, str(error), advice=error.hint)

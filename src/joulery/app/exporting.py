@@ -112,7 +112,7 @@ class EngineAt:
         self._address = address
 
     def counters(self) -> EngineCounters:
-        """What it has counted; ``trtllm-serve`` prints JSON on ``/metrics`` and its counters elsewhere."""
+        """Its counters; ``trtllm-serve`` prints JSON on ``/metrics`` and its counters elsewhere."""
         page = scrape(self._address)
         if page.lstrip()[:1] in ("[", "{") and self._address.path == "/metrics":
             self._address = self._address._replace(path="/prometheus/metrics")

@@ -136,7 +136,7 @@ class JobBoard:
         self._guarded(lambda: self._store.set(_key(self.node), text))
 
     def job(self) -> MultiNodeEnergy | None:
-        """What the nodes have reported; None where none has, there is one node, or the store is lost."""
+        """Sums of the nodes that have reported; None where none has, there is one node, or the store is lost."""
         self._look_around()
         if self.nodes < 2:
             return None
@@ -155,7 +155,7 @@ class JobBoard:
         )
 
     def last(self, wait_s: float = LAST_WAIT_S) -> MultiNodeEnergy | None:
-        """What the nodes have reported once all have ended, or after ``wait_s``."""
+        """Sums of the nodes once all have ended, or after ``wait_s``."""
         end_s = self._now_s() + wait_s
         job = self.job()
         while job is not None and not job.final and self._now_s() < end_s:

@@ -82,8 +82,13 @@ def _judged(make: Callable[[LanguageRules], LanguagePlan], rules: LanguageRules)
 
 
 def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
-    """What one replica gives on a truth of its own: steps with noise, prompts that hold the batch up, geometric
-    lengths; a quantile for each SLO, the mean for a whole answer, s."""
+    """Simulated latencies of one replica on a truth of its own.
+
+    Steps have noise, prompts hold the batch up, and lengths are geometric.
+
+    Returns:
+        A quantile for each SLO, the mean for a whole answer, s; nothing with fewer than 20 first tokens.
+    """
     curve, service = served.candidate.curve, served.candidate.group.service
     truth = BatchedReplica(curve.itl_p50_s, curve.stall_s, curve.answer_tokens, STEP_NOISE_RATIO)
     answer_s = float(curve.token_time_s[-1]) * curve.answer_tokens

@@ -323,7 +323,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
 
 
 def age_words(profile: Profile, now_s: float | None = None) -> str:
-    """How old a profile is, in words."""
+    """The age of a profile, in words."""
     age_s = (time.time() if now_s is None else now_s) - profile.created_s
     for unit, seconds in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
         if age_s >= seconds:

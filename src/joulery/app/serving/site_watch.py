@@ -78,7 +78,7 @@ class SiteWatch:
         return site, f"of a changed site file only {_MAY_CHANGE}; restart for the rest" if ignored else ""
 
     def revisions(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
-        """What changes of running services, and warnings about what cannot be met."""
+        """Changes of running services, and warnings about what cannot be met."""
         before = {config.name: config for config in self.read.services}
         site, remark = self.changed()
         found, warnings = [], [remark] if remark else []

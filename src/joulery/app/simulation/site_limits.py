@@ -35,7 +35,7 @@ class SiteLimits:
 
 
 def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
-    """What agents measured of the limits of jobs of the same owner and name on GPUs of the same type.
+    """Effects of limits that agents measured on jobs of the same owner and name on GPUs of the same type.
 
     Where nothing is known of a job's number of GPUs, the nearest number counts.
 

@@ -77,7 +77,7 @@ class KnownSpeed:
 
 
 def known_speed(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownSpeed:
-    """What past jobs show of their speed.
+    """Known speed of past jobs.
 
     Args:
         jobs: Jobs that held GPUs.

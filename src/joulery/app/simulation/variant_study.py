@@ -78,7 +78,7 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
 
 
 def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
-    """What is weighed how: a study for each weight, or for each loss of accuracy allowed."""
+    """Studies of a scenario: one for each weight, or for each loss of accuracy allowed."""
     common = StudySettings(
         base_g_per_kwh=scenario.base_g_per_kwh,
         pue=scenario.pue,

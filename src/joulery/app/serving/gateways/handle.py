@@ -169,7 +169,7 @@ class GatewayGroup:
             )
 
     def report(self) -> dict[str, Any]:
-        """What the report says of the gateways; writes the requests that ended without a controller as a series.
+        """The report's entry on the gateways; writes the requests that ended without a controller as a series.
 
         Raises:
             CapabilityError: The disk refuses.
@@ -411,7 +411,7 @@ def first_unstored(found: Welcome) -> int:
 
 
 def workers_log(site: Site, writer: RunWriter) -> int:
-    """Where engines of language models print; replicas of services do in the engine server's log.
+    """File descriptor for the output of language-model engines; that of replicas is in the engine server's log.
 
     Raises:
         CapabilityError: The disk refuses.

@@ -42,7 +42,7 @@ class ClusterNodes(Protocol):
     """An engine on a cluster."""
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meters of its nodes answer, by address."""
+        """The answers of the meters of its nodes, by address."""
         ...
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
@@ -51,7 +51,7 @@ class ClusterNodes(Protocol):
 
 
 def patience_s(one: RunningService) -> float:
-    """How long a request of a service may wait for a replica on a cleaner grid."""
+    """Longest time that a request of a service may wait for a replica on a cleaner grid."""
     if one.chosen is None:
         return 0.0
     entries, quantile = one.chosen.predictor.profile.entries, one.setup.slo.quantile
