@@ -185,7 +185,7 @@ class Site(Section):
         return self.load.service or self.services[0].name
 
     def load_of(self, service: ServiceConfig) -> LoadConfig | None:
-        """What is sent to a service; None for nothing."""
+        """The load sent to a service; None for nothing."""
         return self.load if service.name == self._aim else service.load
 
     def service(self, name: str) -> ServiceConfig:
