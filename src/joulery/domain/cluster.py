@@ -332,5 +332,5 @@ class PastJob:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What a job shares with its other runs and parts alone: clusters number their jobs alike."""
+        """Identity that a job shares with its other runs and parts alone: clusters number their jobs alike."""
         return self.cluster, self.id

@@ -268,7 +268,7 @@ class DeviceSpec:
 
     @property
     def knob(self) -> Knob:
-        """What it sets."""
+        """The knob that it sets."""
         return _KNOBS.get(self.kind, Knob.CLOCK)
 
 
@@ -333,7 +333,7 @@ class Lease:
 
     @property
     def expires_s(self) -> float:
-        """When it ends unless it is renewed, Unix seconds."""
+        """End of the lease unless it is renewed, Unix seconds."""
         return self.renewed_s + self.lasts_s
 
 

@@ -102,7 +102,7 @@ class LanguageReplicas:
 
     @property
     def command(self) -> str:
-        """What starts one replica with vLLM."""
+        """Command that starts one replica with vLLM."""
         return vllm_command(self.model, self.precision, self.gpus, self.max_num_seqs)
 
     @property
@@ -155,7 +155,7 @@ _DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
 
 def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> str:
-    """What starts a replica with vLLM, as a line for a shell.
+    """Command that starts a replica with vLLM, as a line for a shell.
 
     Weights of 8 bits are made by the engine, unless the model's name says that they are so already. Other precisions
     are those of the model's files, so the line says nothing of them.

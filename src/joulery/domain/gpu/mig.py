@@ -95,7 +95,7 @@ class MigMenu:
         return tuple(found)
 
     def counts(self, partition: tuple[str, ...]) -> tuple[int, ...]:
-        """How many slices of each profile a partition has, in the order of ``profiles``."""
+        """Number of slices of each profile that a partition has, in the order of ``profiles``."""
         counted = Counter(partition)
         return tuple(counted[profile.name] for profile in self.profiles)
 

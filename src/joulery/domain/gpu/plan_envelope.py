@@ -53,7 +53,7 @@ class PriceAxis(NamedTuple):
         return "USD/kg" if self.what == "carbon" else "USD/kWh"
 
     def objective(self, price: float) -> PlanObjective:
-        """What is minimised at a price, in dollars an hour.
+        """The objective at a price, in dollars an hour.
 
         Raises:
             ConfigError: The price is no number from 0, or carbon has no intensity.
@@ -262,7 +262,7 @@ class Envelope:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """How far the bound of each point that has one is below a look-up there, as a ratio; the nearest first."""
+        """Gap of the bound of each point that has one below a look-up there, as a ratio; the nearest first."""
         found = []
         for load, price, bound in self.planned:
             if bound <= 0:
@@ -306,7 +306,7 @@ class Envelope:
         return np.array(per_w, np.float64) * self.least_requests_w
 
     def regret(self, price: float, load: float) -> Regret:
-        """How far a look-up may be above the best plan there is.
+        """Bounds of a look-up's excess cost over the best plan there is.
 
         Raises:
             ConfigError, InfeasibleError: As :meth:`lookup`.
@@ -332,7 +332,7 @@ class Envelope:
         return tuple(sorted(found, key=_farthest))
 
     def error_table(self) -> ErrorTable:
-        """How far look-ups may be above the best plan known, at each price, between loads where plans change.
+        """Largest excess cost of look-ups over the best plan known, at each price, between loads where plans change.
 
         Between two such loads the same plans serve. The cost of each is a line in the load, and so is the least cost:
         their ratio is greatest at one of the ends.

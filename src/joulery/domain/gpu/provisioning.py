@@ -172,7 +172,7 @@ class PlannedInstance:
 
     @property
     def slack_s(self) -> float:
-        """How much longer a batch may take; negative when the SLO is violated."""
+        """Slack of a batch; negative when the SLO is violated."""
         return self.limit_s - self.latency_s
 
 
@@ -231,7 +231,7 @@ class PlannedGpu:
 
     @property
     def mode(self) -> str:
-        """How the GPU is divided: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
+        """Division of the GPU: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
         alone = len(self.instances) == 1 and self.instances[0].share_ratio >= 1
         if not alone:
             return "mig" if any(each.slice for each in self.instances) else "mps"
@@ -330,7 +330,7 @@ class ProvisionPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """How much dearer than the bound, as a ratio of the bound; infinite without a bound."""
+        """Excess cost over the bound, as a ratio of the bound; infinite without a bound."""
         if self.certificate is not None:
             return self.certificate.gap_ratio
         if self.bound is None or self.bound.usd_per_hour <= 0:

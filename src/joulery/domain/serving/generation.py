@@ -166,7 +166,7 @@ class LLMEngine(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """How it takes priorities."""
+        """Its priority scheme."""
         ...
 
     @property

@@ -172,7 +172,7 @@ class ServiceMixes:
         self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
         self._steering_of(service).mix = mix
 
     def mix(self, service: str, /) -> VariantMix:
