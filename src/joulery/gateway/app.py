@@ -80,7 +80,7 @@ class Exchange(Protocol):
         ...
 
     def begin(self) -> None:
-        """Have the current task cancelled when the client goes away, until ``end``."""
+        """Cancel the current task if the client goes away, until ``end``."""
         ...
 
     def end(self) -> None:
@@ -270,7 +270,7 @@ class Gateway:
         await reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
 
     def charge(self, service: str, response: InferResponse) -> EnergyShare | None:
-        """What an answer is charged; None where that is unknown."""
+        """The charge of an answer; None where it is unknown."""
         if self.attribute is None:
             return None
         return self.attribute(service, response.variant, response.cpu_s, response.service_s, response.end_s)

@@ -237,7 +237,7 @@ class BesideServer(Protocol):
 
     @property
     def address(self) -> str:
-        """Where clients find it, host:port."""
+        """Its address for clients, host:port."""
         ...
 
     async def start(self) -> None:
@@ -292,7 +292,7 @@ class GatewayServer:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Its URL for clients."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 
