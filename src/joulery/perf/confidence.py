@@ -35,7 +35,7 @@ class Interval:
 
 
 def effective_size(values: FloatArray, spread: float) -> float:
-    """How many independent observations say as much about the mean of ``values`` as these.
+    """Number of independent observations that determine the mean of ``values`` as well as these.
 
     Args:
         values: In order of time, float64[n].

@@ -221,7 +221,7 @@ class SlicedGpu:
             )
 
     def slice_w(self, profile: MigProfile, speed: float) -> float:
-        """What a slice adds to the board while its kernels execute all the time, at a part of the highest clock."""
+        """Power that a slice adds while its kernels execute all the time, at a part of the highest clock, W."""
         dynamic = 1.0 if speed >= 1 else float(self.curve.dynamic_ratio(speed * self.curve.max_mhz)[0])
         return (self.busy_w - self.idle_w) * dynamic * profile.compute_slices / self.menu.compute_slices
 

@@ -56,7 +56,7 @@ class SampledCost:
 
     @property
     def influence(self) -> FloatArray:
-        """What each period moves the total by, to first order, float64[periods]; the sum is 0.
+        """Influence of each period on the total, to first order, float64[periods]; the sum is 0.
 
         Divided by what the period leaves to the others, as the jackknife does: a large period draws the ratio to
         itself, and its own residual is too small.

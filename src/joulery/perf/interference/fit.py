@@ -306,7 +306,7 @@ def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 
 
 def solo_fit(gpu: GpuCoefficients, name: str, model: ModelCoefficients, points: Sequence[SoloPoint]) -> ModelFit:
-    """How well the coefficients give back the solo runs (execution on the GPU)."""
+    """Errors of the coefficients on the solo runs (execution on the GPU)."""
     errors = []
     for point in points:
         own = solo(model, point.batch, point.share_percent)

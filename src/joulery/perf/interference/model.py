@@ -253,7 +253,7 @@ class InterferenceProfile:
     bands: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def error_band(self, model: str, quantile: float = 0.95) -> float:
-        """How much longer a model's latencies were than predicted: a quantile of measured over predicted, minus 1.
+        """Excess of a model's latencies over predictions: a quantile of measured over predicted, minus 1.
 
         The worst of the kinds of data the profile was compared with; 0 where it was compared with none.
 

@@ -40,7 +40,7 @@ def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
 
 
 def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:
-    """What an answer cut at ``at_tokens`` would have come to, of which ``mean_tokens`` were expected.
+    """Expected full length of an answer cut at ``at_tokens``, of which ``mean_tokens`` were expected.
 
     E[L | L > c] = c + m for exponential lengths. The unseen part counts for at most the seen part, so that a model
     whose answers are always cut does not raise its expectation without bound.

@@ -65,7 +65,7 @@ class TemplateLengths:
         self._count = 0
 
     def ratio(self, form: Form, lengths: OnlineLengths) -> float:
-        """What to multiply the expected length by: 1 where no prompt of such a form was completed.
+        """Factor on the expected length: 1 where no prompt of such a form was completed.
 
         Args:
             form: The prompt's.

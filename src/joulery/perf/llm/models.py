@@ -138,7 +138,7 @@ _VISION = re.compile(r"(^|[-_/])(vl|omni|vision|llava|internvl|pixtral)([-_.]|$)
 
 
 def model_facts(model_id: str) -> LanguageModelFacts:
-    """What is known of a model of that id, from the table or from the id itself.
+    """Facts of a model of that id, from the table or from the id itself.
 
     Raises:
         ConfigError: The table does not have it and the id does not say how many parameters it has.

@@ -139,7 +139,7 @@ class LlmPredictor:
         self._gpus = {run.point.gpu.name for run in self.runs}
 
     def predict(self, points: Sequence[LlmPoint]) -> list[LlmPrediction]:
-        """What each point would measure, in the order of ``points``."""
+        """The prediction for each point, in the order of ``points``."""
         asked = [self._placed(point) for point in points]
         series: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, point in enumerate(asked):
@@ -329,7 +329,7 @@ def _fits_memory(point: LlmPoint) -> bool:
 
 
 def inputs_of(points: Sequence[LlmPoint]) -> KernelInputs:
-    """Where points lie: their load, sizes, labels, and what the engine's limit leaves waiting."""
+    """Kernel inputs of points: their load, sizes, labels, and what the engine's limit leaves waiting."""
     smooth = [
         (
             math.log(point.facts.active_parameters),

@@ -60,7 +60,7 @@ class FirstTokens:
         self._seen.append((at_s, took_s, took_s - predicted_s))
 
     def margin_s(self, quantile: float, now_s: float) -> float:
-        """What is to be added to a predicted wait so that a first token comes within that at a quantile, s.
+        """Margin on a predicted wait with which a first token comes in time at a quantile, s.
 
         0 while too few are known. It may be below 0, where waits were predicted too long.
         """

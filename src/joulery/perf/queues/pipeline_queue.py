@@ -47,7 +47,7 @@ class Routes:
 
     @property
     def candidates(self) -> int:
-        """How many placements there are."""
+        """Number of placements."""
         return int(self.stage_s.shape[0])
 
     def one(self, candidate: int) -> Routes:

@@ -39,7 +39,7 @@ class Replay:
 
     @property
     def end_s(self) -> FloatArray:
-        """When it was answered, float64[n]."""
+        """Time of each answer, float64[n]."""
         return np.asarray(self.start_s + self.service_s)
 
     @property
