@@ -176,7 +176,7 @@ class AuditedState:
 
     @property
     def deferred(self) -> str:
-        """Why a search waits for another service's trials to end; empty where none waits."""
+        """Reason why a search waits for another service's trials to end; empty where none waits."""
         return self.service.deferred
 
 
@@ -399,7 +399,7 @@ class AuditedPolicy:
         return replace(state, tally=tally, latest=latest, asked_s=math.nan, serving_s=math.nan)
 
     def queue_limit(self, state: AuditedState, seen: Observation) -> QueueLimit | None:
-        """What may wait, as the policy of the service says; None for no limit."""
+        """Queue limit of the policy of the service; None for no limit."""
         return self.policy.queue_limit(state.service, seen)
 
     def _decision(self, layout: Layout, reason: str) -> Decision:

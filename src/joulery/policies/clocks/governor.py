@@ -431,7 +431,7 @@ class AboveKnee:
         return self.inner.initial()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
-        """What the inner governor decides, raised to the knee while there is work."""
+        """The inner governor's decision, raised to the knee while there is work."""
         step = self.inner.step(state, view)
         if view.idle and not any(partition.latency_s > 0 for partition in view.partitions):
             return step

@@ -104,7 +104,7 @@ class ColocatedService:
 
     @property
     def elasticity_ratio(self) -> float:
-        """How its time grows where the clock is lowered; 1, as of arithmetic, where that is not learned."""
+        """Elasticity of its time to the clock; 1, as of arithmetic, where that is not learned."""
         return 1.0 if self.batch is None else self.batch.cost.elasticity_ratio
 
 

@@ -91,7 +91,7 @@ class ServicePressure:
         return cls(**_known(fields))
 
     def threat(self) -> str:
-        """What threatens the SLO, in words; empty for nothing."""
+        """The threat to the SLO, in words; empty for nothing."""
         late_s = max(self.oldest_s, self.delay_s)
         if late_s > _PRESSURE_RATIO * self.slo_s:
             return f"{self.name}: {late_s:.3g} s of the SLO of {self.slo_s:.3g} s are gone"
@@ -486,7 +486,7 @@ class ServiceLimitTuner:
 
 
 def state_record(state: ServiceLimitState) -> LimitRecord:
-    """What is known of the limit on trial."""
+    """The record of the limit on trial."""
     return next((one for one in state.records if one.ratio == state.trial), LimitRecord(state.trial))
 
 

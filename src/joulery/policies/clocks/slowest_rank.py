@@ -39,7 +39,7 @@ class SlowestRank:
         return bool(self.rates)
 
     def seen(self, now_s: float, nodes: Mapping[str, tuple[float, float]], *, full: bool) -> SlowestRank:
-        """What is known after a look.
+        """The state after a look.
 
         An interval ends when every node has reported anew; a node that reports less work than before, a later time, or
         other nodes begin everything anew.

@@ -60,7 +60,7 @@ class WatchedInstance:
 
 
 def key_of(workload: str, replica: int) -> str:
-    """How an instance is named: ``W1/0``."""
+    """Name of an instance: ``W1/0``."""
     return f"{workload}/{replica}"
 
 

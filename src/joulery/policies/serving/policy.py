@@ -155,7 +155,7 @@ class ServicePolicy:
         return self.steer(step, observation)
 
     def queue_limit(self, state: ServiceState, seen: Observation) -> QueueLimit | None:
-        """What may wait so that the leanest variants answer the last within the SLO; None for no such limit.
+        """Queue limit at which the leanest variants answer the last within the SLO; None for no such limit.
 
         While the SLO is protected, requests that have waited for too long are refused in favour of later ones.
 

@@ -116,7 +116,7 @@ class MeasuredLayout:
 
 
 def judge(sample: Sample, limit_s: float, budget: TrialBudget, *, time_is_up: bool) -> Verdict | None:
-    """What a sample says about its layout; None while more requests are needed.
+    """The verdict of a sample on its layout; None while more requests are needed.
 
     Args:
         sample: The trial so far.

@@ -181,12 +181,12 @@ class RestartBudget:
         return RestartBudget(max(0.0, self.gpu_s - gpu_s), self.seen_s)
 
     def remember(self) -> dict[str, float]:
-        """What is known, JSON-ready; nothing where the cluster was never looked at."""
+        """Its state, JSON-ready; nothing where the cluster was never looked at."""
         return {} if math.isnan(self.seen_s) else {"gpu_s": self.gpu_s, "seen_s": self.seen_s}
 
     @classmethod
     def recall(cls, document: Mapping[str, float]) -> RestartBudget:
-        """What :meth:`remember` wrote."""
+        """The budget that :meth:`remember` wrote."""
         return cls(float(document["gpu_s"]), float(document["seen_s"])) if document else cls()
 
 

@@ -67,7 +67,7 @@ def _left_s(view: ClusterView) -> FloatArray:
 def decide_waiting(
     view: ClusterView, gpus: Sequence[int], reserved: BoolArray, new: BoolArray, delay_ratio: float
 ) -> WaitingJobs:
-    """Which jobs wait, and which have to run.
+    """Jobs that wait, and jobs that have to run.
 
     Args:
         view: The cluster.

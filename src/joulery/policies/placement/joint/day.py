@@ -72,7 +72,7 @@ class LoadPeriod:
 
     @property
     def hours(self) -> float:
-        """How long it lasts."""
+        """Its length, hours."""
         return (self.until_s - self.from_s) / _S_PER_H
 
 
@@ -115,7 +115,7 @@ class DayPlan:
 
     @property
     def total(self) -> float:
-        """What the series costs, changes included."""
+        """Cost of the series, changes included."""
         return math.fsum(each.value * each.period.hours + each.switching for each in self.periods)
 
     @property
@@ -132,7 +132,7 @@ class DayPlan:
 def switching_cost(
     request: JointRequest, old: Sequence[PlannedGpu], new: Sequence[PlannedGpu], costs: SwitchingCosts
 ) -> float:
-    """What a change costs, objective times hours; infinite where the GPUs of a type do not suffice to keep capacity."""
+    """Cost of a change, objective times hours; infinite where a type has too few GPUs to keep capacity."""
     moves = moves_between(old, new)
     objective = request.objective
     came, left = list[PlannedGpu](), [old[at] for at in set(range(len(old))) - set(moves.same_gpu)]
@@ -169,7 +169,7 @@ class PlanGain(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What is gained an hour, as a part of what the plan in force takes."""
+        """Gain an hour, as a part of what the plan in force takes."""
         return (self.held - self.after) / self.held if self.held > 0 else 0.0
 
     @property
@@ -187,7 +187,7 @@ def gain_of(
     lasts_s: float,
     costs: SwitchingCosts | None = None,
 ) -> PlanGain:
-    """What going over to another plan brings at today's rates; a share that is resized costs nothing.
+    """Gain from a change to another plan at today's rates; a share that is resized costs nothing.
 
     Args:
         objective: What is minimised today.

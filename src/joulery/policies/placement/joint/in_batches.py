@@ -70,7 +70,7 @@ def plan_in_batches(request: JointRequest, planner: Planner, batch: int = BATCH)
 
 
 def least_prices(problem: JointProblem) -> FloatArray:
-    """What a request a second of each service costs at least, float64[services].
+    """Least cost of a request a second of each service, float64[services].
 
     It pays for its joules and, in proportion, for its process and for the part of the GPU that this needs alone.
     """

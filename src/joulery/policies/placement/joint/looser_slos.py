@@ -48,7 +48,7 @@ def looser_slos(
     steps: Sequence[float] = STEPS,
     effort: JointEffort | None = None,
 ) -> tuple[LooserSlo, ...]:
-    """What longer SLOs save, one service after the other.
+    """Savings of longer SLOs, one service after the other.
 
     A plan that is not optimal might be bettered within its SLOs: there only what is saved beyond its bound counts.
 

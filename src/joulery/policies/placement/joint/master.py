@@ -62,7 +62,7 @@ class KnownPattern(NamedTuple):
 
     @property
     def key(self) -> tuple[int, Pattern]:
-        """What makes it one pattern."""
+        """Identity of the pattern."""
         return self.machine, self.layout.pattern
 
 
@@ -160,7 +160,7 @@ class JointMaster:
         return float(problem.standing_w[known.machine]) + math.fsum(overhead[i] for i in known.layout.pattern)
 
     def pattern_cost(self, known: KnownPattern) -> float:
-        """What one GPU of it costs before any request comes."""
+        """Cost of one GPU of it before any request comes."""
         problem = self.problem
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
         return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)

@@ -91,7 +91,7 @@ class JointService:
 
     @property
     def count(self) -> int:
-        """How many services it stands for."""
+        """Number of services it stands for."""
         return len(self.names) or 1
 
     def answered_by(self, variant: int) -> Workload:
@@ -254,7 +254,7 @@ class JointProblem:
 
     @property
     def services(self) -> tuple[JointService, ...]:
-        """What is served."""
+        """The services."""
         return self.request.services
 
     @property
@@ -269,7 +269,7 @@ class JointProblem:
 
     @property
     def objective(self) -> PlanObjective:
-        """What is minimised."""
+        """The objective."""
         return self.request.objective
 
     @property
@@ -278,7 +278,7 @@ class JointProblem:
         return self.request.power_cap_w
 
     def copies(self, machine: int) -> IntArray:
-        """How many of each item one GPU may hold, int64[items]: more would serve more than the service's rate."""
+        """Most copies of each item on one GPU, int64[items]: more would serve more than the service's rate."""
         needed = [self.services[item.service].count * math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 

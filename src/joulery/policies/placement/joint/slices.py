@@ -94,7 +94,7 @@ def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[Mig
 def slice_options(
     request: JointRequest, machines: Sequence[ClockedType], margins_of: Sequence[float]
 ) -> tuple[SliceOption, ...]:
-    """What may run on slices, without choices that another one of the same slice is better than at every rate.
+    """Options for slices, without those that another one of the same slice is better than at every rate.
 
     Where a service names its choices, all of those: one that runs is not to be stopped for an equal one.
 

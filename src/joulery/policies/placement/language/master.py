@@ -124,7 +124,7 @@ def solve(
 def pool_prices(
     lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int]
 ) -> dict[str, float]:
-    """What one more GPU of each type would save where fractions of replicas could be had; from 0.
+    """Saving of one more GPU of each type where fractions of replicas could be had; from 0.
 
     Args:
         lines, rates_rps, available: As for :func:`solve`.

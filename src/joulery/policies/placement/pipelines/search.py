@@ -107,7 +107,7 @@ class PlacementSearch:
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return len(self.workload.slo_s)
 
     def best(self, groupings: Sequence[Grouping], *, beam: int = 0) -> FoundPipelines:

@@ -155,7 +155,7 @@ def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> t
 def predicted(
     service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray, gpus: Sequence[int]
 ) -> list[TrialMetrics]:
-    """What a service shows with each row of instances, in closed form; nothing serves where there is none.
+    """Predicted metrics of a service with each row of instances, in closed form; nothing serves where there is none.
 
     Args:
         service: The service.
@@ -185,7 +185,7 @@ def predicted(
 
 
 def cost_w(problem: PoolProblem, metrics: Sequence[TrialMetrics]) -> float:
-    """What the problem minimises."""
+    """Value of the problem's objective."""
     return math.fsum(
         service.rate_rps
         * (

@@ -134,7 +134,7 @@ class PoolProblem:
 
     @property
     def available(self) -> dict[str, int | None]:
-        """How many GPUs there are of each type."""
+        """Number of GPUs of each type."""
         return {machine.gpu: machine.available for machine in self.machines}
 
 

@@ -358,7 +358,7 @@ def limit_ms(
     shared: bool,
     known: KnownLimits | None = None,
 ) -> float:
-    """What the execution of a full batch (t_gpu) may take for latency and throughput to be kept.
+    """Time limit of the execution of a full batch (t_gpu) that keeps latency and throughput.
 
     Evenly spaced requests wait for a full batch: constraints 13 and 14 of the paper, or the full SLO. Random ones are
     served as many as have gathered; the limit is where the SLO quantile of the waiting and serving time meets the
@@ -398,7 +398,7 @@ def limit_ms(
 
 
 def batch_limit_ms(rules: Rules, workload: Workload, stream: RequestStream, batch: int) -> float:
-    """What a batch of evenly spaced requests may take from loading to feedback (t_inf)."""
+    """Time limit of a batch of evenly spaced requests from loading to feedback (t_inf)."""
     if rules.accounting is Accounting.HALF_SLO:
         return slo_ms(workload) / 2
     return slo_ms(workload) - (batch - 1) * 1000.0 / stream.rate_rps

@@ -447,7 +447,7 @@ class Problem:
 
     @property
     def ranges(self) -> list[Range]:
-        """How many GPUs of each type there may be."""
+        """Range of the number of GPUs of each type."""
         return [(0, gpu_type.available) for gpu_type in self.types]
 
 

@@ -80,7 +80,7 @@ class WattPrice:
     why_fixed: str = ""
 
     def ratio(self, g_per_kwh: float) -> float:
-        """What a watt is worth at another intensity, against the plan's; NaN where either is unknown."""
+        """Value of a watt at another intensity, against the plan's; NaN where either is unknown."""
         if self.per_w <= 0:
             return 1.0
         return 1.0 + self.per_w_per_g * (g_per_kwh - self.g_per_kwh) / self.per_w
@@ -164,7 +164,7 @@ class PlanDrift:
         return cls(**fields, watt=watt, seen_s=or_nan(data["seen_s"]))
 
     def initial(self) -> DriftState:
-        """What the plan before has seen."""
+        """State carried over from the plan before."""
         return DriftState(seen_s=self.seen_s, rates_rps=dict(self.rates_rps), corrections=dict(self.corrections))
 
     def step(self, state: DriftState, observation: DriftObservation, /) -> Step[DriftState]:

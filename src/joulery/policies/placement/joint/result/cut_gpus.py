@@ -151,7 +151,7 @@ def _instance(problem: JointProblem, menu: MigMenu, one: SliceOption, rate_rps: 
 
 
 def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
-    """What may run on slices, for the certificate."""
+    """The choices for slices, for the certificate."""
     found = []
     for one in problem.slices:
         service, held = problem.services[one.service], problem.machines[one.machine]

@@ -64,7 +64,7 @@ class BoxedServices(NamedTuple):
     alone_usd: FloatArray
 
     def uses(self, index: int, boxes: Boxes) -> BoxUses:
-        """What they need in boxes of one type."""
+        """Their needs in boxes of one type."""
         table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
         slope, offset_w, cache_slope, cache_offset, _ = per_item
         # The last size of the table stands for several copies; here each process has a size of its own.

@@ -211,7 +211,7 @@ class Knapsacks:
         return _sizes(units, able)
 
     def choices(self, processes: int) -> Choices:
-        """What a GPU with so many processes may hold of each kind."""
+        """Choices of each kind for a GPU with so many processes."""
         if processes not in self._choices:
             most = processes if processes < PROCESSES_MAX else self.packing.capacity
             rows: list[tuple[int, int, int, int]] = []
