@@ -314,7 +314,7 @@ class JobLimits:
 def running_limits(
     limits: JobLimits, stop: threading.Event, clock_s: Callable[[], float], period_s: float
 ) -> Iterator[None]:
-    """Have the limits of a machine followed by a thread while the block runs; then give them back.
+    """Follow the limits of a machine in a thread while the block runs; then give them back.
 
     A step that fails is reported and tried again. Where the thread hangs or dies its leases expire, and the watchdog
     gives the limits back.

@@ -36,7 +36,7 @@ class BoardWatch(Protocol):
 
     @property
     def name(self) -> str:
-        """What the vendor calls the board."""
+        """The vendor's name of the board."""
         ...
 
     def begin(self) -> None:

@@ -306,7 +306,7 @@ def assemble(
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is, as far as a profile depends on it."""
+    """Description of this machine, as far as a profile depends on it."""
     import psutil
 
     return {

@@ -120,7 +120,7 @@ def why_waits(
 
 
 def held_because(snapshot: ClusterSnapshot, state: SchedulerState, now_s: float) -> dict[int, str]:
-    """What the cluster may show of each ranked job that waits: its rank, why it waits, and its expected start, UTC."""
+    """Text for the cluster on each ranked job that waits: its rank, why it waits, and its expected start, UTC."""
     line = waiting_line(snapshot.jobs, state)
     starts = expected_starts(snapshot, state, line, now_s)
     texts = {}

@@ -82,7 +82,7 @@ def kind_name(job: ClusterJob) -> str:
 
 
 def latest_start_s(job: ClusterJob, restart_s: float) -> float:
-    """When a job that never ran has to start to meet its deadline; infinite without one, NaN where it is unknown."""
+    """Latest start of a job that never ran to meet its deadline; infinite without one, NaN where it is unknown."""
     return job.deadline_s - job.limit_s * job.shape / job.min_slots - 2 * restart_s
 
 
@@ -307,7 +307,7 @@ class RoundPlanner:
         return found
 
     def place_of(self, state: SchedulerState, job: int, alike: Collection[int] = ()) -> int:
-        """Where a new job queues among the waiting ones: behind the last one of its class or of a higher one.
+        """Place of a new job among the waiting ones: behind the last one of its class or of a higher one.
 
         Args:
             state: The scheduler's state.

@@ -110,7 +110,7 @@ def summed(totals: Iterable[Mapping[int, Total]]) -> dict[int, Total]:
 
 
 def machine_id() -> str:
-    """Which machine this is, whatever it is called; empty where it does not say."""
+    """Identity of this machine, whatever its name; empty where it has none."""
     try:
         return _MACHINE.read_text().strip()
     except OSError:

@@ -165,7 +165,7 @@ def with_clients(report: Mapping[str, Any], loads: Mapping[str, LoadResult]) -> 
 
 
 def client_figures(result: LoadResult | None) -> dict[str, Any]:
-    """What a client measured: ``planned`` is ``sent`` and ``unsent``; zeros where no load was sent."""
+    """Figures of a client: ``planned`` is ``sent`` and ``unsent``; zeros where no load was sent."""
     result = result or LoadResult()
     return {"client": result.as_dict(), "planned": result.planned, "sent": result.sent, "unsent": result.unsent}
 

@@ -283,7 +283,7 @@ class PolicyControl:
         await self.places.sleep.wake(asleep)
 
     async def settle(self) -> None:
-        """Have what runs move to the nodes that come first now, where others are empty; in mode act.
+        """Move running layouts to the nodes that come first now, where others are empty; in mode act.
 
         Raises:
             JouleryError: A node or the engine could not; the layout serves on where it was.
