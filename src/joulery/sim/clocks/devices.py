@@ -63,7 +63,7 @@ class ClockedPlant:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return max(int(self.device_of.max()) + 1, self.least_devices)
 
 

@@ -229,7 +229,7 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
 
 
 def spread(count: int, weights: Sequence[float]) -> IntArray:
-    """Who of several takes request 0, 1 ... ``count - 1``: in proportion to the weights, each as evenly as can be."""
+    """Recipients of requests 0, 1 ... ``count - 1``: in proportion to the weights, each as evenly as can be."""
     total = math.fsum(weights)
     due, owner = [], []
     for index, weight in enumerate(weights):
@@ -241,7 +241,7 @@ def spread(count: int, weights: Sequence[float]) -> IntArray:
 
 
 def scatter(count: int, weights: Sequence[float], random: np.random.Generator) -> IntArray:
-    """Who of several takes request 0, 1 ... ``count - 1``: each request at random, in proportion to the weights."""
+    """Recipients of requests 0, 1 ... ``count - 1``: each request at random, in proportion to the weights."""
     edges = np.cumsum(np.asarray(weights, np.float64) / math.fsum(weights))[:-1]
     return np.asarray(np.searchsorted(edges, random.random(count), side="right"), np.int64)
 

@@ -204,7 +204,7 @@ def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> Interferenc
 
 
 def sliced_truth(gpu: PlannedGpu, sliced: SlicedGpu) -> SlicedTruth:
-    """How a planned GPU behaves: the three-number form of each measured curve, which is not what the planner took.
+    """True behaviour of a planned GPU: three-number form of each measured curve, which is not what the planner took.
 
     Args:
         gpu: A GPU of a plan, each instance on a slice.

@@ -63,7 +63,7 @@ class Batches:
         return int(self.size.sum())
 
     def answered_s(self) -> FloatArray:
-        """When each answered request was answered, float64[served]."""
+        """Time at which each answered request was answered, float64[served]."""
         return np.repeat(self.finish_s, self.size)
 
 

@@ -86,14 +86,14 @@ class MeasurementWindow:
         self._times = ServiceTimes(self._work)
 
     def metrics(self, edges: Sequence[tuple[str, str]]) -> PullMetrics:
-        """What the window shows of a configuration: variant and slice profile of each instance of one GPU."""
+        """Metrics of a configuration in the window: variant and slice profile of each instance of one GPU."""
         costs, pool = self._costs, instances_of(self._costs, edges)
         pulled = pull(self._work, pool, contention=costs.contention, times=self._times)
         return metrics(self._work, pulled, pool, idle_w=costs.gpus * costs.idle_w)
 
 
 def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, seeds: int = 5) -> list[PointError]:
-    """How well a service reproduces measured points, the mean over seeds of sizes and jitter.
+    """Errors of a service at measured points, the mean over seeds of sizes and jitter.
 
     Args:
         costs: The service.

@@ -114,7 +114,7 @@ class _StaticKeys:
 
 
 def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue) -> ServedQueue:
-    """Whatever ``queue`` chooses; it must be empty.
+    """Serve whatever ``queue`` chooses; it must be empty.
 
     Args:
         arrival_s: float64[n], non-decreasing.

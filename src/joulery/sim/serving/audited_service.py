@@ -126,7 +126,7 @@ class AuditedService:
         self.free_s, self.done = run.free_s.tolist(), last
 
     def observe(self, now_s: float) -> Observation:
-        """What the policy observes."""
+        """The policy's observation."""
         self.advance(now_s)
         arrival_s = self.truth.arrival_s
         first, recent = np.searchsorted(arrival_s, [now_s - _WINDOW_S, now_s - _RECENT_S], "right")

@@ -54,7 +54,7 @@ class StudySettings:
 
     @property
     def trigger(self) -> ReplanTrigger:
-        """When a scheme optimises again; nothing needs time to settle in the study."""
+        """Thresholds at which a scheme optimises again; nothing needs time to settle in the study."""
         return ReplanTrigger(
             base_g_per_kwh=self.base_g_per_kwh * self.pue,
             pue=self.pue,
