@@ -80,7 +80,7 @@ class JobBook:
         return tuple(number for number in sorted(self._numbers()) if (self.folder(number) / "job.json").exists())
 
     def folder(self, job: int) -> Path:
-        """Where everything about a job lies."""
+        """Folder of everything about a job."""
         return self._folder / f"{job:06d}"
 
     def read(self, job: int, fact: str) -> dict[str, Any] | None:

@@ -74,8 +74,8 @@ def _namespace(proc: Path, kind: str) -> int:
 
 
 def state_folder() -> Path:
-    """Where joulery keeps what outlives a process: ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else
-    ``joulery`` in the user's state folder."""
+    """Folder of lasting state: ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else ``joulery`` in the user's.
+    """
     named = os.environ.get("JOULERY_STATE")
     if named:
         return Path(named)
@@ -269,7 +269,7 @@ def lives(owner: Owner) -> bool:
 
 
 def lease_state(lease: Lease, now_s: float) -> LeaseState:
-    """How a lease stands. Process numbers of another container mean nothing here: only its renewals count.
+    """State of a lease. Process numbers of another container mean nothing here: only its renewals count.
 
     Args:
         lease: The lease.

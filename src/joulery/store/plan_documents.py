@@ -41,7 +41,7 @@ def comparison_document(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def difference_document(difference: PlanDifference) -> dict[str, Any]:
-    """What changes against a running plan."""
+    """Changes against a running plan."""
     return {
         "migrations": difference.migrations,
         "moves": difference.migrations,
