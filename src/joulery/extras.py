@@ -27,7 +27,7 @@ SERVING = frozenset(("monitor", "profile", "serve", "train-length-predictor", "u
 
 
 def missing_extra(error: ModuleNotFoundError, command: str = "") -> CapabilityError | None:
-    """What to tell a user whose installation lacks a package; None when no extra brings it, which is a bug.
+    """The error for a user whose installation lacks a package; None when no extra brings it, which is a bug.
 
     Args:
         error: What Python said.
