@@ -1,12 +1,14 @@
 """The vocabulary: private words and names have a plain one and do not come back."""
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house.syntax import ROOT, files_in, text_of
+from tests.house.syntax import ROOT, files_in, nodes_of, text_of
 
 PLAIN = {
     r"yardsticks?": "baseline",
@@ -66,6 +68,8 @@ TECHNICAL = re.compile(
 """Terms of other systems, prompts for language models, and the old names that are still read."""
 RENAMED = ("docs/reference/renamed.md", "scripts/renamed_page.py")
 """They list the old words."""
+QUESTIONS = frozenset(("Have", "How", "What", "Whatever", "When", "Where", "Which", "Who", "Whoever", "Whose", "Why"))
+"""First words of docstrings that ask; ``Whether`` may begin a function that returns bool."""
 PLACES = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
 
 
@@ -116,3 +120,38 @@ def test_words_of_other_meanings_stay_out_of_their_rooms(word: str) -> None:
         if re.search(rf"(?<![A-Za-z_]){word}(?![A-Za-z_])", line, re.IGNORECASE) and "ties are broken" not in line
     ]
     assert found == [], f"{use}: {found}"
+
+
+def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and first line of each public docstring that asks instead of naming: of a module, its classes, functions."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        inside: list[ast.stmt] = getattr(node, "body", []) if isinstance(node, (ast.Module, ast.ClassDef)) else []
+        pending += [each for each in inside if not getattr(each, "name", "_").startswith("_")]
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            line = (ast.get_docstring(node) or "").partition("\n")[0]
+            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if re.split(r"\W", line, maxsplit=1)[0] in (QUESTIONS if function else QUESTIONS | {"Whether"}):
+                yield getattr(node, "lineno", 1), line
+
+
+def test_a_riddle_is_found() -> None:
+    source = '''
+"""What ran when."""
+class Trace:
+    """Whether it ran."""
+    def events(self):
+        """How it ran."""
+    def _hidden(self):
+        """Why it ran."""
+def ran():
+    """Whether it ran."""
+'''
+    assert sorted(riddles(ast.parse(source))) == [(1, "What ran when."), (3, "Whether it ran."), (5, "How it ran.")]
+
+
+def test_docstrings_name_the_thing() -> None:
+    sources = files_in(ROOT / "src" / "joulery")
+    found = [f"{path.relative_to(ROOT)}:{at}: {line}" for path in sources for at, line in riddles(nodes_of(path)[0])]
+    assert found == [], "begin with what it is, returns or does:\n" + "\n".join(found)

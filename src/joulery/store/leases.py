@@ -74,7 +74,9 @@ def _namespace(proc: Path, kind: str) -> int:
 
 
 def state_folder() -> Path:
-    """Folder of lasting state: ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else ``joulery`` in the user's.
+    """State folder, which outlives processes.
+
+    ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else ``joulery`` in the user's state folder.
     """
     named = os.environ.get("JOULERY_STATE")
     if named:
