@@ -166,7 +166,7 @@ class CarbonService:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What the service says went wrong, in a line."""
+    """The service's error message, in a line."""
     try:
         body = answer.json()
     except ValueError:

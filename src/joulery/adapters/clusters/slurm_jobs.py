@@ -158,14 +158,14 @@ def owner_deadline_s(comment: str) -> float:
 
 
 def _said(comment: str) -> dict[str, str]:
-    """What the owner says to joulery, by name."""
+    """The owner's settings for joulery, by name."""
     match = _SAID.search(comment)
     parts = (part.partition("=") for part in match[1].split(",")) if match else ()
     return {name: value for name, _, value in parts}
 
 
 def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
-    """Why a job is left alone; empty where it is not."""
+    """Reason why a job is left alone; empty where it is not."""
     if partitions and not set(record.partition.split(",")) & set(partitions):
         return f"partition {record.partition} is not scheduled"
     if record.array and not record.array_tasks:
@@ -183,7 +183,7 @@ def verdict(record: SlurmRecord) -> str:
 
 
 def _waits_for_others(record: SlurmRecord) -> str:
-    """Why a waiting job is not due."""
+    """Reason why a waiting job is not due."""
     if record.held:
         return "held by its owner or an operator"
     for reason in _NOT_DUE:

@@ -101,7 +101,7 @@ def parse_tiers(text: str) -> dict[str, int]:
 
 
 def _cells(line: str) -> dict[str, str]:
-    """What a line holds, by field."""
+    """Cells of a line, by field."""
     cells, at = {}, 0
     for name, width in FIELDS:
         cells[name] = line[at : at + width].strip()

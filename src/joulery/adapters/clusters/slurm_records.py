@@ -303,7 +303,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
 
 
 def _sharing(job: Mapping[str, Any]) -> set[str]:
-    """How it shares nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
+    """Its sharing of nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
     said = job.get("shared")
     return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
 

@@ -207,7 +207,7 @@ class NvmlMig:
         return self._ids[profile]
 
     def _starts(self, profile_id: int, count: int) -> tuple[tuple[int, ...], int]:
-        """Where instances of a profile may begin, and how many memory slices they take."""
+        """Places where instances of a profile may begin, and the number of memory slices they take."""
         nvml = self.board.nvml
         number = ctypes.c_uint(max(count, 8))
         places = (nvml.c_nvmlGpuInstancePlacement_t * number.value)()

@@ -119,7 +119,7 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
 
 
 def _refused(said: str, stderr: str) -> CapabilityError:
-    """Why ncu failed, in its own words."""
+    """The error of ncu, in its own words."""
     lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
     message = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it printed no message")
     reason = message.replace("==ERROR==", "").strip()

@@ -228,7 +228,7 @@ class NvidiaMig:
             raise self._refused(error) or self._board.trouble(error) from error
 
     def _transition(self, old: MigState, new: MigState) -> MigTransition:
-        """What happens to which instance, and who runs on those that go."""
+        """Changes by instance, and the processes on those that go."""
         gone = tuple(item for item in old.instances if item not in new.instances)
         fresh = tuple(item for item in new.instances if item not in old.instances)
         mode_change = old.enabled != new.enabled
@@ -273,7 +273,7 @@ class NvidiaMig:
 
 
 def _surface(board: NvidiaBoard) -> MigSurface:
-    """How this process may cut a board: with CAP_SYS_ADMIN through NVML, else through what it may run as root."""
+    """Surface to cut a board: with CAP_SYS_ADMIN through NVML, else through what this process may run as root."""
     command = None if may_administer() else smi_command()
     return NvmlMig(board) if command is None else SmiMig(board, command)
 

@@ -135,7 +135,7 @@ class GpuPlaces:
         return said
 
     def _start_daemon(self, device: str, instance: str) -> list[str]:
-        """Have the MPS daemon of a MIG instance run; what was done."""
+        """Start the MPS daemon of a MIG instance where it does not run; what was done."""
         if self.within is None:
             raise CapabilityError(f"processes cannot share the slices of {device} here", resource=device)
         if instance not in self._daemons:

@@ -235,7 +235,7 @@ class KueueBackend:
 
 
 class _QueueReach:
-    """Which flavors of a ClusterQueue suit a workload."""
+    """Flavors of a ClusterQueue that suit a workload."""
 
     def __init__(self, queues: Sequence[ClusterQueue], flavors: Mapping[str, ResourceFlavor]) -> None:
         self._queues, self._flavors = {queue.name: queue for queue in queues}, flavors

@@ -207,7 +207,7 @@ class LocalEngine(ServiceMixes):
             service.drop(message)
 
     def _wake_at(self, at_s: float) -> None:
-        """Have ``_sweep`` called at a time, unless it is called earlier anyway."""
+        """Schedule a call of ``_sweep`` at a time, unless it is called earlier anyway."""
         if at_s >= self._timer_at_s or self._closed:
             return
         if self._timer is not None:

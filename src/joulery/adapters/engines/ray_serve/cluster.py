@@ -282,7 +282,7 @@ class RayCluster:
 
 
 def _refusal(place: RayPlace, error: Exception) -> str:
-    """Why there is no cluster: the first line of what Ray says, which names the log where there is more."""
+    """Reason why there is no cluster: the first line of Ray's message, which names the log where there is more."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if place.local:
         return f"a Ray cluster cannot be started on this machine: {reason}"
@@ -290,7 +290,7 @@ def _refusal(place: RayPlace, error: Exception) -> str:
 
 
 def _token() -> str:
-    """What Ray's REST API asks for, where Ray keeps it (docs.ray.io, token authentication); empty for none."""
+    """Token for Ray's REST API, where Ray keeps it (docs.ray.io, token authentication); empty for none."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return ""
     if os.environ.get("RAY_AUTH_TOKEN"):

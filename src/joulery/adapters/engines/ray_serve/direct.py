@@ -207,7 +207,7 @@ class DirectLines:
 
 
 async def _asked(line: ReplicaConnection, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
-    """What a replica answers on its connection.
+    """A replica's answer on its connection.
 
     Raises:
         ConnectionError: The connection broke.

@@ -260,7 +260,7 @@ class RayServeEngine:
         entry.ripe = later(wait_s, self._pump, entry) if wait_s < math.inf else None
 
     async def _send(self, entry: RayService, server: Server[RayCall, RayReplica]) -> None:
-        """What a replica took, one request or a batch, to it and back."""
+        """Send a replica what it took, one request or a batch, and handle the answer."""
         replica, start_s, tickets = server.payload, unix_s(), list(server.held)
         calls = [ticket.payload for ticket in tickets]
         for call in calls:
@@ -304,7 +304,7 @@ class RayServeEngine:
 
     @property
     def _ended(self) -> str:
-        """Why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
+        """Reason why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
         return "" if self._changing.locked() else "Ray ended it"
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:

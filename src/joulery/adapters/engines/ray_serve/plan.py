@@ -175,7 +175,7 @@ def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[
 
 
 def _claims(piece: Slice, claim_ratio: float) -> dict[str, Any]:
-    """What a replica asks of a Ray node."""
+    """Resources that a replica claims of a Ray node."""
     if piece.kind is SliceKind.CPU:
         return {"num_cpus": piece.cores * piece.share_ratio * claim_ratio}
     if piece.kind is SliceKind.MIG:

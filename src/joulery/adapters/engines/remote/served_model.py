@@ -56,7 +56,7 @@ def _names(listed: Any) -> tuple[str, ...]:
 
 
 def _stated_in(info: dict[str, Any]) -> ServedModel:
-    """What a server's configuration says."""
+    """The served model by a server's configuration."""
     text = info.get("vllm_config")
     if isinstance(text, str):
         # The first of equal keys: others stand within the configurations of parts.

@@ -317,7 +317,7 @@ class EngineClient:
             self._report(link, *self._unsent.popleft())
 
     def _distrust(self, link: _Link, error: Exception) -> str:
-        """Why encryption keeps this gateway out; empty where something else does."""
+        """Reason why encryption keeps this gateway out; empty where something else does."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not the one that is trusted here: {error.verify_message}"
         if isinstance(error, ssl.SSLError):

@@ -289,7 +289,7 @@ def _exchanges(module: ModuleType, code: _Calls) -> Iterator[tuple[FunctionType,
 
 
 def _source(node: Any) -> str:
-    """Where the program keeps an input of a graph."""
+    """Place where the program keeps an input of a graph."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)

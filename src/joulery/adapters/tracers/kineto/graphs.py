@@ -143,7 +143,7 @@ def _kinds(columns: KinetoColumns, rows: IntArray, patterns: Sequence[tuple[str,
 
 
 def _named(columns: KinetoColumns, pattern: re.Pattern[str]) -> BoolArray:
-    """Which names of the trace match, bool[names]."""
+    """Mask of the trace's names that match, bool[names]."""
     return np.array([bool(pattern.search(name)) for name in columns.names], np.bool_)
 
 

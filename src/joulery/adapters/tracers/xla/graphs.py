@@ -167,7 +167,7 @@ def _by_names(kernels: Sequence[str], places: Mapping[str, Place]) -> list[tuple
 
 
 def _calls(kernels: Sequence[str]) -> list[int]:
-    """Which call of a library each kernel is from, if each runs one kernel, after it has cleared memory."""
+    """Number of the library call that each kernel is from, if each runs one kernel, after it has cleared memory."""
     numbers, number = [], 0
     for at in range(len(kernels)):
         if at and not _CLEARED.match(kernels[at - 1]):
