@@ -316,7 +316,7 @@ class _Pusher:
 
 
 def _late(node: NodeExporter) -> str:
-    """What is wrong where no sample was taken for long; empty while all is well."""
+    """Message where no sample was taken for long; empty while all is well."""
     age_s = node.now_s() - node.sampled_at_s
     return f"no sample for {age_s:.0f} s" if age_s > LATE_RATIO * node.interval_s + READ_EVERY_S + 2.0 else ""
 

@@ -84,7 +84,7 @@ def _modes(by_cluster: Mapping[str, str]) -> str:
 
 
 def _overdue(cluster: str, since_s: float, quantum_s: float) -> list[str]:
-    """What to say of a scheduler that should have made a round long ago."""
+    """Message on a scheduler that should have made a round long ago."""
     if since_s <= _OVERDUE_QUANTA * quantum_s + _OVERDUE_S:
         return []
     return [f"{cluster}: no round for {duration(since_s)}: does joulery schedule run?"]

@@ -109,7 +109,7 @@ def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
 
 
 def _notes(site: Site, section: LanguagePlanSection) -> tuple[str, ...]:
-    """What the plan assumes, in words."""
+    """The plan's assumptions, in words."""
     notes = ["requests arrive at random (Poisson); time to first token follows from the prompt's arithmetic, assumed"]
     idle = [gpu.name for gpu in site.fleet.gpus if gpu.idle_w is None]
     if idle:
@@ -177,7 +177,7 @@ def _variant(pointer: str, variant: ServedModelConfig, known: dict[str, Language
 
 
 def _facts(variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageModelFacts:
-    """What is known of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
+    """Known facts of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
 
     Raises:
         ConfigError: It is none of these, or stated where the measured runs know it.

@@ -309,7 +309,7 @@ def _require(profile: Profile, setup: ServiceSetup) -> None:
 
 
 def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
-    """What a kept profile depends on, as sixteen hexadecimal digits."""
+    """Hash of all that a kept profile depends on, as sixteen hexadecimal digits."""
     facts = {
         "machine": machine(),
         "models": {name: digest(model) for name, model in setup.models.items()},

@@ -322,7 +322,7 @@ def choose(
 def _objective(
     goals: ServiceObjectives, base_accuracy_ratio: float, base_energy_j: float, base_g_per_kwh: float, pue: float
 ) -> Objective:
-    """What layouts are judged by, against a baseline of this accuracy and energy on a grid of this intensity."""
+    """Objective for layouts, against a baseline of this accuracy and energy on a grid of this intensity."""
     return Objective(
         lambda_ratio=goals.lambda_ratio,
         base_accuracy_ratio=base_accuracy_ratio,

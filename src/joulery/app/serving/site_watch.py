@@ -113,7 +113,7 @@ class SiteWatch:
         return found, warnings
 
     def _revision(self, one: RunningService, before: ServiceConfig, config: ServiceConfig) -> Revision | None:
-        """What changes of one service; None for nothing.
+        """Changes of one service; None for nothing.
 
         Raises:
             JouleryError: It cannot be met.

@@ -311,7 +311,7 @@ class GatewayGroup:
             self._keep_marks(self._controlled)
 
     def _keep_marks(self, controlled: ControlledEngine) -> None:
-        """Have the next controller know which records are stored."""
+        """Keep for the next controller which records are stored."""
         with suppress(JouleryError):  # a full disk: it may count some of them again
             self._stored_marks.write(controlled.marks)
 
@@ -330,7 +330,7 @@ class GatewayGroup:
         await self._engine_server.ended(self.site.serving.drain_s + 5.0)
 
     def _publish(self) -> None:
-        """Have every gateway know limits, services and charges."""
+        """Publish limits, services and charges to every gateway."""
         names = self._names if self._session is None else list(self._session.services)
         settings: dict[str, Any] = {"services": names, "body_bytes": int(self.site.serving.body_bytes)}
         if self.site.language_models:

@@ -107,7 +107,7 @@ async def open_places(session: ServingSession, stack: AsyncExitStack) -> NodePla
 
 
 def _sleep_rule(node: RayNodeConfig) -> SleepRule:
-    """When and how a node sleeps.
+    """Sleep rule of a node.
 
     Raises:
         ConfigError: It is this machine.
@@ -169,7 +169,7 @@ async def _keep(session: ServingSession, ledger: NodeLedger, places: NodePlaces 
 
 
 async def _settle(session: ServingSession, ledger: NodeLedger, places: NodePlaces) -> None:
-    """Have empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
+    """Let empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
     control = cast(PolicyControl, session.control)
     while not session.end_ns:
         await asyncio.sleep(session.pace.tick_s)
