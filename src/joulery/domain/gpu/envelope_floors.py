@@ -57,7 +57,7 @@ class Floors:
 
 
 def _above_chords(prices: FloatArray, known: FloatArray, costs: FloatArray) -> FloatArray:
-    """What a concave function that never falls is at least, by its values at some prices, float64[prices]."""
+    """Lower bound of a concave function that never falls, by its values at some prices, float64[prices]."""
     between = np.interp(prices, known, costs)
     below = costs[0] * prices / known[0] if known[0] > 0 else between
     return np.where(prices < known[0], below, between)

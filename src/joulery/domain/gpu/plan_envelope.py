@@ -285,12 +285,12 @@ class Envelope:
 
     @cached_property
     def _known(self) -> Floors:
-        """What plans cost at least, as far as the best ones known at the points are the best there are."""
+        """Least cost of plans, as far as the best ones known at the points are the best there are."""
         return self._floors({point: float(self.costs(point.price, point.load)[1].min()) for point in self.planned})
 
     @cached_property
     def _proven(self) -> Floors:
-        """What plans cost at least: proven."""
+        """Least cost of plans: proven."""
         return self._floors({point: point.bound for point in self.planned})
 
     def _floors(self, least: Mapping[PlannedPoint, float]) -> Floors:
@@ -301,7 +301,7 @@ class Envelope:
         return Floors({load: sorted(known.items()) for load, known in found.items()})
 
     def _rises(self, prices: FloatArray) -> FloatArray:
-        """What the requests of load 1 cost at least at each price, float64[prices]."""
+        """Least cost of the requests of load 1 at each price, float64[prices]."""
         per_w = [self.axis.objective(price).per_w for price in prices.tolist()]
         return np.array(per_w, np.float64) * self.least_requests_w
 
@@ -375,7 +375,7 @@ class Envelope:
 
 
 def _above(cost: float, least: float) -> float:
-    """How far a cost is above the least there may be, as a ratio; infinite above 0."""
+    """Excess of a cost over the least there may be, as a ratio; infinite above 0."""
     if least > 0:
         return max(0.0, cost / least - 1)
     return 0.0 if cost <= 0 else math.inf
