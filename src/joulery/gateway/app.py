@@ -300,7 +300,7 @@ class Gateway:
         return share
 
     def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
-        """Which variant it was and what it cost; what is not known is not there."""
+        """The variant and its cost; unknown figures are left out."""
         header = self._variant_headers.get(variant)
         if header is None:
             header = self._variant_headers[variant] = (b"x-joulery-variant", quote(variant).encode())

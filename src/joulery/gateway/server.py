@@ -73,7 +73,7 @@ class _Exchange:
         return self.cycle.disconnected
 
     def begin(self) -> None:
-        """Have the current task cancelled when the client goes away."""
+        """Cancel the current task if the client goes away."""
         self.task = asyncio.current_task()
         self.connection.running = self
 
