@@ -272,7 +272,7 @@ class SliceProcess(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _capacity_rps(process: SliceProcess, slo: Slo, scv: float, margin_ratio: float) -> float:
-    """What a process keeps; remembered, as plans that are compared ask for the same again."""
+    """Rate that a process keeps; remembered, as plans that are compared ask for the same again."""
     longer = 1.0 + margin_ratio
     bundles = min(process.batch, _BUNDLES)
     a_bundle = process.batch / bundles

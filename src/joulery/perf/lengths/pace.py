@@ -157,7 +157,7 @@ class OnlinePace:
 
 
 def _moments(read: float, written: float, took_s: float) -> tuple[float, ...]:
-    """What least squares sums up of a completion: first without its time, then with it."""
+    """Sums of a completion for least squares: first without its time, then with it."""
     return (1.0, read, written, read**2, read * written, written**2, took_s, read * took_s, written * took_s)
 
 

@@ -171,7 +171,7 @@ def prompt_features(prompt: str) -> FloatArray:
 
 
 def _topics(lower: str) -> list[float]:
-    """How often each topic is named, at most 3, then whether it is named early.
+    """Number of mentions of each topic, at most 3, then whether it is named early.
 
     Only the few topics that some word's first letters allow are searched for: a quarter of the time of all.
     """
@@ -214,7 +214,7 @@ def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
 
 
 def _asked(text: str, lower: str) -> list[float]:
-    """What amount is asked for, and how the prompt is laid out."""
+    """The amount asked for, and the layout of the prompt."""
     items, amount = _ASKED_ITEMS.search(lower), _ASKED_WORDS.search(lower)
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     count = max(1, len(lines))

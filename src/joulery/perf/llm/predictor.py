@@ -150,7 +150,7 @@ class LlmPredictor:
         return [replace(found[index], point=points[index]) for index in range(len(points))]
 
     def _distance(self, point: LlmPoint) -> Distance:
-        """How far a point, under the task of its runs, is from what was measured."""
+        """Distance of a point, under the task of its runs, from the measurements."""
         loads = [run.point.batch for run in self._series.get(point.series, ())]
         if loads:
             if self._same(point) is not None:
@@ -181,7 +181,7 @@ class LlmPredictor:
         return [self._prediction(point, index, values, deviations) for index, point in enumerate(points)]
 
     def _correction(self, fit: _Fit, points: list[LlmPoint]) -> FloatArray:
-        """What makes the curve through these loads monotone: to be added to the logarithms."""
+        """Correction that makes the curve through these loads monotone: to be added to the logarithms."""
         measured = [run.point.batch for run in self._series.get(points[0].series, ())]
         loads = np.log([*(point.batch for point in points), *measured])
         grid = np.unique(np.concatenate([loads, np.linspace(loads.min(), loads.max(), _GRID)]))

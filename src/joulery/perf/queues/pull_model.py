@@ -87,7 +87,7 @@ def predict(
 
 
 def _idle_wait(counts: FloatArray, service: FloatArray, rate: FloatArray) -> FloatArray:
-    """How long an instance waits for work; 0 where the demand exceeds the capacity.
+    """Time that an instance waits for work; 0 where the demand exceeds the capacity.
 
     The time between two requests, ``1 / sum(counts / (wait + service))``, is concave in the wait, and linear where all
     services take equally long: Newton's steps approach the solution from below and never pass it.
