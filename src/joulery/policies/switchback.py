@@ -286,7 +286,7 @@ class AuditedPolicy:
         )
 
     def _obstacle(self, service: ServiceState, seen: Observation) -> tuple[str, bool]:
-        """Why no period may begin now, empty for no reason; and whether the block is given up for it."""
+        """Reason why no period may begin now, empty for no reason; and whether the block is given up for it."""
         trigger, limit_s = self.policy.trigger, self.policy.objectives.slo.latency_s
         baseline = self.audit.baseline
         if service.trying is not None or seen.waits_for or service.deferred:
@@ -335,7 +335,7 @@ class AuditedPolicy:
         return max(seen.oldest_wait_s, drain_s)
 
     def _begin(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
-        """Have the baseline serve; where it serves already, measure it."""
+        """Let the baseline serve; where it serves already, measure it."""
         state = replace(state, asked_s=seen.now_s, spent=0.0, serving_s=math.nan, done=True, reason="")
         if seen.running == self.audit.baseline:
             return Step(replace(state, serving_s=seen.now_s))

@@ -315,7 +315,7 @@ class PredictiveGovernor:
         return np.asarray(np.all(finish_s <= spare_s[:, None], axis=0), np.bool_)
 
     def _room_s(self, view: DeviceView) -> float:
-        """How long the next arrival may wait."""
+        """Time that the next arrival may wait."""
         if not view.hosted:
             return self.reserve_ratio * view.shortest_slo_s
         return min((1.0 - self.guard_ratio) * slo_s - _LONG * service_s for slo_s, service_s in view.hosted)

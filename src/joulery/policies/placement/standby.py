@@ -205,7 +205,7 @@ class StandbyPolicy:
         return state, [Decision(ACTIVATE_STANDBY, one.key, one.standby_percent, self.name, reason, cause="latency")]
 
     def _refusal(self, state: StandbyState, one: WatchedInstance) -> str:
-        """Why its standby cannot help; empty when it can."""
+        """Reason why its standby cannot help; empty when it can."""
         if one.key in state.active:
             return "its standby answers already"
         if one.standby_percent <= one.share_percent:

@@ -105,12 +105,12 @@ def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float,
 
 
 def _decider(objective: Objective) -> str:
-    """What decides while carbon cannot be weighed."""
+    """The criterion while carbon cannot be weighed."""
     return "accuracy alone decides" if objective.lambda_ratio < 1 else "the fewest joules decide"
 
 
 def _baseline(objective: Objective) -> str:
-    """What changes are relative to: the grams of Eq. 2 are those of the baseline at a stated intensity."""
+    """Reference of changes: the grams of Eq. 2 are those of the baseline at a stated intensity."""
     if objective.base_g_per_kwh == NO_BASE_G_PER_KWH:
         return "the baseline"
     return f"the baseline at {objective.base_g_per_kwh:g} g/kWh"

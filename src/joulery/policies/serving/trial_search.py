@@ -371,7 +371,7 @@ class TrialSearch:
 
     @staticmethod
     def _shown(space: LayoutSpace, known: Sequence[MeasuredLayout], limit_s: float) -> dict[int, TrialMetrics]:
-        """What a search is given of measured layouts, by row; without those it may not try."""
+        """Metrics of measured layouts for a search, by row; without those it may not try."""
         return {row: item.for_search(limit_s) for item in known if (row := space.row(item.layout)) is not None}
 
     def _start(

@@ -145,7 +145,7 @@ class Backfill:
 
 
 def _reservation(free: int, want: int, ends: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """When so many GPUs are free, and how many more are then.
+    """Time at which so many GPUs are free, and the number of further ones then.
 
     Args:
         free: GPUs free now.

@@ -236,7 +236,7 @@ def _full_gpu_s(view: ClusterView) -> float:
 
 
 def _stopped(view: ClusterView, ahead: Sequence[int], others: Sequence[int]) -> set[int]:
-    """Which running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
+    """Running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
     least = view.running if view.min_gpus is None else view.min_gpus
     need = sum(int(least[row]) for row in ahead if not view.running[row]) - view.gpus + int(view.running.sum())
     kept = set(ahead)

@@ -209,7 +209,7 @@ def gain_of(
 
 
 def _standing(objective: PlanObjective, gpu: PlannedGpu) -> float:
-    """What a GPU takes without requests."""
+    """Standing cost of a GPU without requests."""
     watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
     return objective.value(watts, gpu.usd_per_hour, 1)
 
@@ -309,7 +309,7 @@ def _distance(one: JointRequest, other: JointRequest) -> float:
 
 
 def _load(plan: ProvisionPlan) -> float:
-    """What a plan serves, in the work of the requests: their joules."""
+    """Load that a plan serves, in the work of the requests: their joules."""
     return math.fsum(each.requests_w for gpu in plan.gpus for each in gpu.instances)
 
 

@@ -106,7 +106,7 @@ def _left(fleet: Sequence[JointFleet], plans: Sequence[ProvisionPlan]) -> tuple[
 
 
 def _watts_left(request: JointRequest, plans: Sequence[ProvisionPlan]) -> float | None:
-    """What of the power cap earlier batches have left; too little for anything is next to nothing."""
+    """Power that earlier batches have left of the cap; too little for anything is next to nothing."""
     if request.power_cap_w is None:
         return None
     used_w = math.fsum(gpu.power_w for plan in plans for gpu in plan.gpus)

@@ -75,11 +75,11 @@ class _Bins:
         return cls(limits, np.array(limits.capacity_bytes, float), np.zeros(n), np.zeros(n), {})
 
     def fits(self, partition: Partition) -> BoolArray:
-        """Which devices have the memory, bool[devices]."""
+        """Mask of the devices that have the memory, bool[devices]."""
         return np.asarray(self.free >= partition.memory_bytes - _ROUNDING * np.array(self.limits.capacity_bytes))
 
     def admits(self, partition: Partition) -> BoolArray:
-        """Which devices have the memory and respect the model's device limit, bool[devices]."""
+        """Mask of the devices that have the memory and respect the model's device limit, bool[devices]."""
         fits = self.fits(partition)
         used = self.devices_of.get(partition.model, {})
         if len(used) >= self.limits.devices_per_model:

@@ -108,7 +108,7 @@ class Pools:
         return bool(fresh)
 
     def _excess(self, pool: Pool) -> float:
-        """How far limits are exceeded, relative and summed; 0 when all are kept."""
+        """Excess over limits, relative and summed; 0 when all are kept."""
         over = 0.0
         for metrics, service, tight in zip(pool.metrics, self._problem.services, self._tight, strict=True):
             over += max(0.0, min(metrics.latency_s, 1e6) / (tight * service.limit_s) - 1.0)

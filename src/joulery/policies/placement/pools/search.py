@@ -88,7 +88,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """What one search found: pools that keep every limit in closed form, cheapest first, and the bound."""
+    """Result of one search: pools that keep every limit in closed form, cheapest first, and the bound."""
 
     pools: tuple[Pool, ...]
     bound_w: float

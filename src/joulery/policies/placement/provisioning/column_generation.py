@@ -188,7 +188,7 @@ class Pricer:
         needed: IntArray,
         room: IntArray,
     ) -> tuple[IntArray, IntArray]:
-        """What newcomers need and what room is left once the pattern is worth the threshold.
+        """Needs of newcomers, and the room that is left once the pattern is worth the threshold.
 
         Only completions worth ``missing`` more matter, and those bring at least so much power, cache use and so many
         processes as the cheapest of the allowed items do for their value.
@@ -328,7 +328,7 @@ class Generator:
         return self._farley(relaxation, scale), added > 0
 
     def _farley(self, relaxation: Relaxation, scale: float) -> float:
-        """What no plan costs less than, when no pattern is worth more than its GPU at the values times ``scale``."""
+        """Lower bound of a plan's cost, when no pattern is worth more than its GPU at the values times ``scale``."""
         most = np.array([0.0 if high is None else float(high) for _, high in self._ranges])
         least = np.array([float(low) for low, _ in self._ranges])
         rebates = relaxation.rebates

@@ -276,7 +276,7 @@ class Packing:
 
 
 def _rivals(items: Sequence[Item]) -> npt.NDArray[np.bool_] | None:
-    """Which items are replicas of one service that must not share a GPU; an item is a rival of its own copies."""
+    """Pairs of replicas of one service that must not share a GPU; an item is a rival of its own copies."""
     if not any(item.apart for item in items):
         return None
     kind, apart = np.array([item.kind for item in items]), np.array([item.apart for item in items])

@@ -94,7 +94,7 @@ def random_limit_ms(
 
 
 class _Queue(NamedTuple):
-    """What :func:`random_limit_ms` is asked about."""
+    """Input of :func:`random_limit_ms`."""
 
     rate_rps: float
     scv: float

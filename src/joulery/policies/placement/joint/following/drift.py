@@ -190,7 +190,7 @@ class PlanDrift:
         )
 
     def _outside(self, state: DriftState, observation: DriftObservation) -> dict[str, str]:
-        """What is outside its band, with a sentence about it."""
+        """Readings outside their band, with a sentence on each."""
         band, found = self.band_ratio, dict[str, str]()
         ratios = {
             name: rate / self.planned_rps[name] for name, rate in state.rates_rps.items() if name in self.planned_rps
@@ -213,7 +213,7 @@ class PlanDrift:
         return found
 
     def _due(self, state: DriftState, out: Mapping[str, str], now_s: float) -> str:
-        """What to plan again for: the most urgent that has waited long enough; empty for nothing."""
+        """The cause to plan again for: the most urgent that has waited long enough; empty for nothing."""
         risen = any(
             rate > state.asked_rps.get(name, math.inf) * (1 + self.band_ratio) for name, rate in state.rates_rps.items()
         )

@@ -88,7 +88,7 @@ class KeptLimits:
         return max(kept, default=(0.0, 0.0))
 
     def _planned(self, service: int, each: PlannedInstance, transfer_ms: float) -> list[tuple[float, float]]:
-        """What it was planned for, where that still holds."""
+        """Planned limits, where they still hold."""
         known, before = self.problem.services[service], self._before.get(each.workload, math.nan)
         same = math.isclose(each.slo_s, known.workload.slo.latency_s) and known.margin_ratio == 0
         if not same or not before > 0 or not math.isfinite(each.provided_rps):

@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """Who is served by an instance, its number among the service's, how many those are, and the requests it gets."""
+    """Service of an instance, its number among the service's, how many those are, and the requests it gets."""
 
     name: str
     replica: int
