@@ -62,7 +62,7 @@ class NodeReaders:
 
 @dataclass(slots=True)
 class _Names:
-    """Which workloads are exported by name."""
+    """Workloads that are exported by name."""
 
     seen_at_s: dict[NodeWorkload, float] = field(default_factory=dict)
 

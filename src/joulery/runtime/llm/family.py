@@ -159,7 +159,7 @@ class LanguageFamily:
         }
 
     def _ttft_figures(self) -> dict[str, Any]:
-        """How the SLO of the first token was kept; nothing without one."""
+        """Attainment of the SLO of the first token; nothing without one."""
         ttft = self.policy.ttft
         if ttft is None:
             return {}

@@ -470,7 +470,7 @@ class GenerationTask:
 
 
 def _sum(shares: list[EnergyShare | None]) -> EnergyShare | None:
-    """What all attempts cost; None when one is unknown, or there was none."""
+    """Cost of all attempts; None when one is unknown, or there was none."""
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return None

@@ -46,7 +46,7 @@ class PlannedAction:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a node has free."""
+    """Free room of a node."""
 
     slots: int
     cpus: float

@@ -62,7 +62,7 @@ def expected_starts(
 
 
 def _end_s(job: ClusterJob, state: SchedulerState, now_s: float) -> float:
-    """When a job that has slots gives them back; infinite where that is unknown."""
+    """Time at which a job that has slots gives them back; infinite where that is unknown."""
     if job.state is JobState.STOPPING:
         return now_s
     since_s = now_s if math.isnan(job.start_s) else job.start_s

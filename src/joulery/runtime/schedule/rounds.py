@@ -180,7 +180,7 @@ def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]
 
 
 def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
-    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
+    """The policy's view of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
     expected = 0.0 if math.isnan(grid.expected_g_per_kwh) else grid.expected_g_per_kwh
     ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None, "expected_g_per_kwh": expected}
     if all(job.deadline_s == math.inf for job in jobs):

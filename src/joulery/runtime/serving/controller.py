@@ -152,7 +152,7 @@ class PolicyControl:
             self._history.warn(one.chosen.remark)
 
     def _limit_queue(self, one: RunningService, seen: Observation, state: Any) -> None:
-        """Have the engine refuse requests that even the leanest variants would answer too late; in act only.
+        """Limit the engine's queue to requests that the leanest variants can still answer in time; in act only.
 
         In other modes the layout never changes, and nothing the policy would do may reach a client.
         """
