@@ -157,7 +157,7 @@ class _Plant:
             self.late.append(not in_time)
 
     def view(self) -> ServingDeviceView:
-        """What the policy sees."""
+        """The policy's view."""
         ages = [self.now_s - one.arrival_s for one in (*self.queue, *self.running)]
         judged = 1 - sum(self.late) / len(self.late) if self.late else math.nan
         pressure = ServicePressure(

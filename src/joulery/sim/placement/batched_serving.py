@@ -297,7 +297,7 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
 
 
 def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """What happens on a GPU; instances in different parts of it are simulated by themselves."""
+    """Run of a GPU; instances in different parts of it are simulated by themselves."""
     parts = gpu.parts or (tuple(range(len(tenants))),)
     runs = [_part_served(gpu.truth, [tenants[index] for index in part], trial) for part in parts]
     if len(runs) == 1:
@@ -317,7 +317,7 @@ def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
 
 
 def _part_served(truth: GpuTruth, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """What happens to instances that feel one another."""
+    """Run of instances that feel one another."""
     # Without a neighbour the two readings are one, and the fast path serves.
     alone = trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1
     return (_always if alone else serve_together)(truth, tenants, trial.warmup_s, trial.end_s)

@@ -235,7 +235,7 @@ def hourly(
 
 
 def _shown(bench: Bench, timetable: Timetable, row: int) -> tuple[TrialMetrics, float]:
-    """What a row does, and its joules a request with every GPU powered."""
+    """Metrics of a row, and its joules a request with every GPU powered."""
     beyond = row - len(bench.space)
     return timetable.beyond[beyond] if beyond >= 0 else (bench.metrics[row], bench.same_gpus_j[row])
 

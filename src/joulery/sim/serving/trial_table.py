@@ -134,7 +134,7 @@ def _accuracies(table: VariantTable) -> dict[str, float]:
 
 
 def _at_load(table: VariantTable, space: GraphSpace, interarrival_s: float) -> tuple[TrialMetrics, ...]:
-    """What each row of the space does under one load."""
+    """Metrics of each row of the space under one load."""
     row_of = {tuple(row): number for number, row in enumerate(space.graphs.tolist())}
     found: dict[int, TrialMetrics] = {}
     for entry in table.entries:
