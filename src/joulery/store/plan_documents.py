@@ -225,7 +225,7 @@ def _clocks_document(gpu: PlannedGpu, set_mhz: float) -> dict[str, float]:
 
 
 def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:
-    """What a joint plan has chosen for an instance, and the watts it adds."""
+    """Choices of a joint plan for an instance, and the watts it adds."""
     return {
         "variant": each.model,
         "mode": mode,
