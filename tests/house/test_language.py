@@ -3,7 +3,7 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -122,17 +122,13 @@ def test_words_of_other_meanings_stay_out_of_their_rooms(word: str) -> None:
     assert found == [], f"{use}: {found}"
 
 
-def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and first line of each public docstring that asks instead of naming: of a module, its classes, functions."""
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        inside: list[ast.stmt] = getattr(node, "body", []) if isinstance(node, (ast.Module, ast.ClassDef)) else []
-        pending += [each for each in inside if not getattr(each, "name", "_").startswith("_")]
+def riddles(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and first line of each docstring that asks instead of naming."""
+    for node in nodes:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             line = (ast.get_docstring(node) or "").partition("\n")[0]
-            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            if re.split(r"\W", line, maxsplit=1)[0] in (QUESTIONS if function else QUESTIONS | {"Whether"}):
+            asks = QUESTIONS | {"Whether"} if isinstance(node, (ast.Module, ast.ClassDef)) else QUESTIONS
+            if re.split(r"\W", line, maxsplit=1)[0] in asks:
                 yield getattr(node, "lineno", 1), line
 
 
@@ -143,15 +139,22 @@ class Trace:
     """Whether it ran."""
     def events(self):
         """How it ran."""
-    def _hidden(self):
-        """Why it ran."""
-def ran():
+        def _one():
+            """Whatever ran."""
+async def ran():
     """Whether it ran."""
+def _device():
+    """Howe's device."""
 '''
-    assert sorted(riddles(ast.parse(source))) == [(1, "What ran when."), (3, "Whether it ran."), (5, "How it ran.")]
+    assert sorted(riddles(ast.walk(ast.parse(source)))) == [
+        (1, "What ran when."),
+        (3, "Whether it ran."),
+        (5, "How it ran."),
+        (7, "Whatever ran."),
+    ]
 
 
 def test_docstrings_name_the_thing() -> None:
     sources = files_in(ROOT / "src" / "joulery")
-    found = [f"{path.relative_to(ROOT)}:{at}: {line}" for path in sources for at, line in riddles(nodes_of(path)[0])]
+    found = [f"{path.relative_to(ROOT)}:{at}: {line}" for path in sources for at, line in riddles(nodes_of(path))]
     assert found == [], "begin with what it is, returns or does:\n" + "\n".join(found)
