@@ -1,4 +1,4 @@
-"""Which extra of joulery brings which package: a missing one is said with the command that installs it."""
+"""Extras of joulery by package: the error for a missing one names the command that installs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVING = frozenset(("monitor", "profile", "serve", "train-length-predictor", "u
 
 
 def missing_extra(error: ModuleNotFoundError, command: str = "") -> CapabilityError | None:
-    """What to tell a user whose installation lacks a package; None when no extra brings it, which is a bug.
+    """The error for a user whose installation lacks a package; None when no extra brings it, which is a bug.
 
     Args:
         error: What Python said.

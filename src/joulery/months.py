@@ -11,7 +11,7 @@ def month_of(t_s: float, zone: tzinfo | None = None) -> str:
 
 
 def next_month_s(t_s: float, zone: tzinfo | None = None) -> float:
-    """When the calendar month after that of a time begins, Unix seconds."""
+    """Start of the calendar month after that of a time, Unix seconds."""
     now = datetime.fromtimestamp(t_s, zone)
     year, month = (now.year + 1, 1) if now.month == 12 else (now.year, now.month + 1)
     return datetime(year, month, 1, tzinfo=zone).timestamp()

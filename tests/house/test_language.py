@@ -1,12 +1,14 @@
 """The vocabulary: private words and names have a plain one and do not come back."""
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house.syntax import ROOT, files_in, text_of
+from tests.house.syntax import ROOT, files_in, nodes_of, text_of
 
 PLAIN = {
     r"yardsticks?": "baseline",
@@ -68,6 +70,8 @@ TECHNICAL = re.compile(
 """Terms of other systems, prompts for language models, and the old names that are still read."""
 RENAMED = ("docs/reference/renamed.md", "scripts/renamed_page.py")
 """They list the old words."""
+QUESTIONS = frozenset(("Have", "How", "What", "Whatever", "When", "Where", "Which", "Who", "Whoever", "Whose", "Why"))
+"""First words of docstrings that ask; ``Whether`` may begin a function that returns bool."""
 PLACES = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
 
 
@@ -118,3 +122,41 @@ def test_words_of_other_meanings_stay_out_of_their_rooms(word: str) -> None:
         if re.search(rf"(?<![A-Za-z_]){word}(?![A-Za-z_])", line, re.IGNORECASE) and "ties are broken" not in line
     ]
     assert found == [], f"{use}: {found}"
+
+
+def riddles(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Line and first line of each docstring that asks instead of naming."""
+    for node in nodes:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            line = (ast.get_docstring(node) or "").partition("\n")[0]
+            asks = QUESTIONS | {"Whether"} if isinstance(node, (ast.Module, ast.ClassDef)) else QUESTIONS
+            if re.split(r"\W", line, maxsplit=1)[0] in asks:
+                yield getattr(node, "lineno", 1), line
+
+
+def test_a_riddle_is_found() -> None:
+    source = '''
+"""What ran when."""
+class Trace:
+    """Whether it ran."""
+    def events(self):
+        """How it ran."""
+        def _one():
+            """Whatever ran."""
+async def ran():
+    """Whether it ran."""
+def _device():
+    """Howe's device."""
+'''
+    assert sorted(riddles(ast.walk(ast.parse(source)))) == [
+        (1, "What ran when."),
+        (3, "Whether it ran."),
+        (5, "How it ran."),
+        (7, "Whatever ran."),
+    ]
+
+
+def test_docstrings_name_the_thing() -> None:
+    sources = files_in(ROOT / "src" / "joulery")
+    found = [f"{path.relative_to(ROOT)}:{at}: {line}" for path in sources for at, line in riddles(nodes_of(path))]
+    assert found == [], "begin with what it is, returns or does:\n" + "\n".join(found)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ShareRule(StrEnum):
-    """What the run's busy time is divided by."""
+    """Divisor of the run's busy time."""
 
     BUSY = "busy"
     """The busy time of all processes on the device: they pay for it; idle is the time without any."""
@@ -39,7 +39,7 @@ class ShareRule(StrEnum):
 
 
 class IdleRule(StrEnum):
-    """How much of the idle energy the run pays for."""
+    """Part of the idle energy that the run pays for."""
 
     WHOLE = "whole"
     """All of it: the machine is kept on for this run."""

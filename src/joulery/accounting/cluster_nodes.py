@@ -11,7 +11,7 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """What a node's meters have counted since they were opened.
+    """Counts of a node's meters since they were opened.
 
     Attributes:
         machine: Identity of the machine that the node runs on.
@@ -32,7 +32,7 @@ class NodeReading:
     opened: str = ""
 
     def since(self, before: NodeReading | None) -> NodeReading | None:
-        """What was counted since an earlier reading; None where the meters were opened anew meanwhile, or are new."""
+        """The difference to an earlier reading; None where the meters were opened anew meanwhile, or are new."""
         if before is None or self.opened != before.opened:
             return None
         return replace(

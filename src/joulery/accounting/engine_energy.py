@@ -46,7 +46,7 @@ class ModelTotals:
     output_tokens: float = 0.0
 
     def minus(self, other: ModelTotals) -> ModelTotals:
-        """What came since ``other``."""
+        """The increase since ``other``."""
         return ModelTotals(
             self.energy_j - other.energy_j,
             self.carbon_g - other.carbon_g,

@@ -23,7 +23,7 @@ OFFSETS: Mapping[str, float] = MappingProxyType({"start": 300.0, "end": 300.0, "
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """What was expected of a job.
+    """A forecast for a job.
 
     Attributes:
         kind: ``start`` and ``end``: seconds from ``made_s`` on; ``grams``: those still to come.
@@ -43,7 +43,7 @@ class JobForecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastScore:
-    """What became of a forecast.
+    """The score of a forecast against its outcome.
 
     Attributes:
         kind: Its kind.
@@ -58,7 +58,7 @@ class ForecastScore:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCoverage:
-    """How good the forecasts of one kind were.
+    """Accuracy and interval coverage of the forecasts of one kind.
 
     Attributes:
         kind: The kind.
@@ -110,7 +110,7 @@ def with_interval(kind: str, amount: float, scores: Iterable[ForecastScore]) -> 
 
 
 def scored(forecast: JobForecast, outcome: float) -> ForecastScore:
-    """What became of a forecast whose outcome is known, in the same unit."""
+    """The score of a forecast whose outcome is known, in the same unit."""
     error = (outcome - forecast.amount) / (forecast.amount + OFFSETS[forecast.kind])
     inside = None if math.isnan(forecast.low) else bool(forecast.low <= outcome <= forecast.high)
     return ForecastScore(forecast.kind, error, inside)
@@ -124,7 +124,7 @@ def kept(scores: Sequence[ForecastScore], score: ForecastScore) -> tuple[Forecas
 
 
 def coverage(scores: Sequence[ForecastScore]) -> tuple[ForecastCoverage, ...]:
-    """How good the forecasts of each kind were."""
+    """The accuracy and interval coverage of the forecasts of each kind."""
     return tuple(_coverage(kind, [score for score in scores if score.kind == kind]) for kind in OFFSETS)
 
 

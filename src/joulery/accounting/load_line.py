@@ -30,7 +30,7 @@ def gpu_channels(channels: Iterable[Channel], gpus: Sequence[str]) -> tuple[Chan
 
 
 def gpu_points(power: Sequence[PowerSteps], work: FloatArray, bins_ns: IntArray) -> tuple[FloatArray, FloatArray]:
-    """How many GPUs' worth of work was done in each bin, and the mean power of the boards.
+    """Work done in each bin, in GPUs, and the mean power of the boards.
 
     Args:
         power: Power of the boards.

@@ -29,7 +29,7 @@ _WORKLOADS, _IDLE, _UNATTRIBUTED = "workloads", "idle", "unattributed"
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What used the devices of a node over an interval.
+    """Use of the devices of a node over an interval.
 
     Attributes:
         elapsed_s: Its length.

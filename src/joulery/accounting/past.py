@@ -45,7 +45,7 @@ class HeldPower:
 
 @dataclass(frozen=True, slots=True)
 class PastUse:
-    """What some jobs used, added up.
+    """Total use of some jobs.
 
     Attributes:
         key: Value of the grouping key.
@@ -109,7 +109,7 @@ def split_at(jobs: Sequence[PastJob], next_edge_s: Callable[[float], float]) -> 
 def past_use(
     jobs: Sequence[PastJob], power: HeldPower, carbon: CarbonSeries | None, by: Callable[[PastJob], str]
 ) -> tuple[PastUse, ...]:
-    """What the jobs used, by key, most energy first. A job that held nothing that has a power used nothing.
+    """The use of the jobs by key, most energy first. A job that held nothing that has a power used nothing.
 
     Args:
         jobs: Past jobs.

@@ -106,7 +106,7 @@ def to_ns(t_s: npt.ArrayLike) -> IntArray:
 
 
 def power_steps(trace: PowerTrace, *, hole_periods: float = HOLE_PERIODS) -> PowerSteps:
-    """What a trace of readings says about power, as steps.
+    """Power as steps, from a trace of readings.
 
     * ``COUNTER``: the difference of two readings belongs to the interval that ended at the later one. A reading equal
       to the one before is a counter not yet updated and is dropped. A wrap is undone on the difference. A counter that

@@ -77,7 +77,7 @@ class _Energy:
         self.carbon_known &= other.carbon_known
 
     def rest(self, share: float) -> _Energy:
-        """What is left when a share is taken."""
+        """The remainder when a share is taken."""
         left = max(0.0, 1.0 - share)
         return _Energy(left * self.energy_j, left * self.carbon_g, self.energy_known, self.carbon_known)
 
@@ -187,7 +187,7 @@ class _Engine:
 
     @property
     def pending(self) -> _Energy:
-        """What is not divided yet and will be paid by requests that moved."""
+        """Energy not divided yet that requests which moved will pay."""
         found = _Energy()
         if self.requests and (self.all_whole or any(self.shared.values())):
             for part in self.parts:

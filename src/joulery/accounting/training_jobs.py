@@ -72,7 +72,7 @@ class JobWindow:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What was measured of one job.
+    """Measurements of one job.
 
     Attributes:
         executed_s: Time it has held slots.
@@ -130,7 +130,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRules:
-    """When a window counts (section 5.1: at least 5 minutes and 10 looks).
+    """Conditions under which a window counts (section 5.1: at least 5 minutes and 10 looks).
 
     Attributes:
         least_s: Shortest window.

@@ -44,7 +44,7 @@ def _import_nvml() -> Any:
 
 
 class ComputeMode(StrEnum):
-    """Which processes may compute on a board."""
+    """Number of processes that may compute on a board."""
 
     DEFAULT = "default"
     """Any number."""

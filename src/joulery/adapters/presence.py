@@ -1,4 +1,4 @@
-"""Whether a vendor's driver is here at all: looked up before its module is imported, for most machines have few.
+"""Detection of vendors' drivers before their modules are imported, since most machines have few.
 
 The sampler of every run starts with these questions. What they cannot exclude is answered by the module itself.
 """
@@ -36,7 +36,7 @@ def require_nvidia() -> None:
 
 
 def no_nvidia() -> CapabilityError:
-    """What is said where the driver's library is missing."""
+    """The error where the driver's library is missing."""
     return CapabilityError(
         f"no NVIDIA driver here ({NVML} is not there)",
         resource=NVML,

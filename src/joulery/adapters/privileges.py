@@ -1,4 +1,4 @@
-"""What the kernel lets this process do, as drivers ask it, and giving it up."""
+"""Privileges of this process as drivers check them, and dropping them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes of a node belong to which workload, and their CPU time: read from ``/proc`` and control groups alone.
+"""Processes of a node by workload, and their CPU time: read from ``/proc`` and control groups alone.
 
 The control group of a process names its job of Slurm (``.../job_7/step_0``), its pod of Kubernetes, its container, its
 systemd service or its user's session; no environment, argument or open file is read. The CPU time of a workload is that

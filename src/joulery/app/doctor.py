@@ -1,5 +1,6 @@
-"""What can be read and set on this machine, what is missing, and the line that grants it. Nothing is changed, and no
-network is touched; the sampler runs for a moment to see that it does."""
+"""Checks of this machine: what can be read and set, what is missing, and the line that grants it. Nothing is changed,
+and no network is touched; the sampler runs for a moment to see that it does.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ LOOK_S = 0.3
 
 
 class Status(StrEnum):
-    """How a thing stands."""
+    """Status of what was checked."""
 
     OK = "ok"
     """It works."""
@@ -82,7 +83,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """Where the kernel shows itself; a test shows another machine."""
+    """Paths and environment of the examined machine; a test gives those of another."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -117,7 +118,7 @@ _REMOTE = (
 
 
 def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
-    """What measures energy here."""
+    """Checks of the energy meters."""
     for kind, what in _METERS:
         try:
             meter = open_(MeterSpec(kind))
@@ -161,7 +162,7 @@ def sampler() -> Check:
 
 
 def shares() -> Iterable[Check]:
-    """How a run's share of the CPUs is known."""
+    """Checks of how a run's share of the CPUs is read."""
     try:
         group = make_group(os.getpid())
     except CapabilityError as error:
@@ -175,7 +176,7 @@ def shares() -> Iterable[Check]:
 
 
 def settings(machine: MachineReport) -> Iterable[Check]:
-    """What can be set here, for slices and clocks."""
+    """Checks of the settings for slices and clocks."""
     yield quota()
     yield cpuset(machine)
     cores = sorted(os.sched_getaffinity(0))
@@ -198,7 +199,7 @@ def cpu_power_limit() -> Check:
 
 
 def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
-    """What can be set on each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is."""
+    """Checks of the settings of each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is set."""
     number = 0
     while True:
         for kind, what in _GPU_KNOBS:
@@ -281,7 +282,7 @@ def perf(machine: MachineReport) -> Check:
 
 
 def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
-    """Where carbon intensity can come from. No service is asked."""
+    """Checks of the sources of carbon intensity. No service is asked."""
     yield Check(
         "carbon", "without a network", Status.OK, '--carbon FILE, --carbon "250 g/kWh", --zone typical:GB (FR, DE)'
     )
@@ -334,7 +335,7 @@ def kueue(api: KubernetesApi | None = None) -> Iterable[Check]:
 
 
 def refusal(area: str, name: str, error: CapabilityError) -> Check:
-    """What an error says, as a check."""
+    """An error as a check."""
     if error.grant:
         return Check(area, name, Status.DENIED, str(error), error.grant)
     return Check(area, name, Status.ABSENT, str(error), advice=error.hint)

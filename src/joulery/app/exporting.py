@@ -112,7 +112,7 @@ class EngineAt:
         self._address = address
 
     def counters(self) -> EngineCounters:
-        """What it has counted; ``trtllm-serve`` prints JSON on ``/metrics`` and its counters elsewhere."""
+        """Its counters; ``trtllm-serve`` prints JSON on ``/metrics`` and its counters elsewhere."""
         page = scrape(self._address)
         if page.lstrip()[:1] in ("[", "{") and self._address.path == "/metrics":
             self._address = self._address._replace(path="/prometheus/metrics")
@@ -316,7 +316,7 @@ class _Pusher:
 
 
 def _late(node: NodeExporter) -> str:
-    """What is wrong where no sample was taken for long; empty while all is well."""
+    """Message where no sample was taken for long; empty while all is well."""
     age_s = node.now_s() - node.sampled_at_s
     return f"no sample for {age_s:.0f} s" if age_s > LATE_RATIO * node.interval_s + READ_EVERY_S + 2.0 else ""
 

@@ -103,7 +103,7 @@ def account(
 
 
 def report(*runs: str | Path, zone: str | None = None, carbon: str | Path | None = None) -> Footprint:
-    """What recorded runs cost together.
+    """Total cost of recorded runs.
 
     Args:
         runs: Run directories; each counts once.

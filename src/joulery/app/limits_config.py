@@ -1,4 +1,4 @@
-"""How the power of jobs is limited, small enough for the agent of a node to hold without the reader of site files."""
+"""Settings of jobs' power limits, small enough for the agent of a node to hold without the reader of site files."""
 
 from __future__ import annotations
 

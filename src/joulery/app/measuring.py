@@ -93,7 +93,7 @@ def measure_command(
 
 
 def run_tracing(framework: str, steps: str | None, estimator: Estimator) -> Tracing:
-    """How the operations of a command are recorded.
+    """Tracing settings for the operations of a command.
 
     Args:
         framework: ``torch``, ``jax`` or ``tensorflow``.

@@ -350,7 +350,7 @@ def _expected(made: Sequence[JobForecast], now_s: float) -> dict[str, float | No
 
 
 def forecast_coverage(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
-    """How good the scheduler's forecasts were, one row for each kind.
+    """Accuracy and coverage of the scheduler's forecasts, one row for each kind.
 
     Raises:
         ConfigError: There is no such cluster, or the site lists several and none is named.

@@ -1,4 +1,4 @@
-"""What the scheduler's screen shows: jobs, the last round and the grid, read from the cluster and the state folder."""
+"""Data of the scheduler's screen: jobs, the last round and the grid, read from the cluster and the state folder."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _modes(by_cluster: Mapping[str, str]) -> str:
 
 
 def _overdue(cluster: str, since_s: float, quantum_s: float) -> list[str]:
-    """What to say of a scheduler that should have made a round long ago."""
+    """Message on a scheduler that should have made a round long ago."""
     if since_s <= _OVERDUE_QUANTA * quantum_s + _OVERDUE_S:
         return []
     return [f"{cluster}: no round for {duration(since_s)}: does joulery schedule run?"]

@@ -1,4 +1,4 @@
-"""How requests follow one another, and how their rate changes over time: shared by site and scenario files."""
+"""Arrival processes and rates that change over time, as site and scenario files state them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RateStep(Section):
     """A rate from a moment on."""
 
     from_s: SecondsOrZero = Field(alias="from")
-    """When it begins, such as 30 s; the first begins at 0 s."""
+    """Begin of the step, such as 30 s; the first begins at 0 s."""
     rate_rps: PerSecondOrZero = Field(alias="rate")
     """The rate, such as 40 /s."""
 

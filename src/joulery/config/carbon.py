@@ -61,12 +61,12 @@ class ReplayConfig(Section):
     span_s: Seconds = Field(alias="span", default=86400.0)
     """Length of the stretch, such as 24 h."""
     duration_s: Seconds = Field(alias="duration")
-    """How long one replay of the stretch takes, such as 90 s."""
+    """Duration of one replay of the stretch, such as 90 s."""
 
 
 class _Filling(Section):
     fill: FillText = "error"
-    """What to do where the intensity is unknown: error, gap, previous:3h, linear:3h."""
+    """Rule where the intensity is unknown: error, gap, previous:3h, linear:3h."""
 
     @property
     def fill_rule(self) -> FillRule:
@@ -119,7 +119,7 @@ class CarbonUk(_Filling):
     zone: Text = "GB"
     """GB, GB-1 to GB-17, GB-London and so on, or an outward postcode such as GB-RG10."""
     url: Url | None = None
-    """Where a mirror or proxy of the service answers."""
+    """Address of a mirror or proxy of the service."""
 
 
 class CarbonElectricityMaps(_Filling):
@@ -135,7 +135,7 @@ class CarbonElectricityMaps(_Filling):
     token_env: Variable = "ELECTRICITYMAPS_TOKEN"
     """Environment variable that holds the token."""
     url: Url | None = None
-    """Where a mirror or proxy of the service answers."""
+    """Address of a mirror or proxy of the service."""
 
 
 class CarbonWattTime(_Filling):
@@ -151,7 +151,7 @@ class CarbonWattTime(_Filling):
     password_env: Variable = "WATTTIME_PASSWORD"
     """Environment variable that holds its password."""
     url: Url | None = None
-    """Where a mirror or proxy of the service answers."""
+    """Address of a mirror or proxy of the service."""
 
 
 class CarbonTypical(Section):

@@ -82,17 +82,17 @@ class ClockConfig(Section):
     plan: InputFile | None = None
     """A plan with clock bounds, as joulery plan --out wrote it: they hold beside min and max."""
     plan_gpu: Annotated[int, Field(ge=1, le=100_000)] = 1
-    """Which GPU of that plan this is, counted from 1."""
+    """Number of the GPU in that plan, counted from 1."""
     profile: InputFile | None = None
     """Latency and power of its model by clock (joulery profile MODEL --clocks --output FILE); assumed if left out."""
     knee_mhz: Megahertz | None = Field(alias="knee", default=None)
-    """Where lower clocks stop lowering the voltage: only an idle device goes below it. Known for some GPUs."""
+    """Clock below which the voltage falls no further: only an idle device goes below it. Known for some GPUs."""
     step_mhz: Megahertz = Field(alias="step", default=100.0)
     """With governor miad: one step down."""
     period_s: Seconds = Field(alias="period", default=1.0)
-    """How often it decides."""
+    """Time between two decisions."""
     lease_s: Seconds = Field(alias="lease", default=10.0)
-    """How long a clock stays set after its last renewal."""
+    """Time that a clock stays set after its last renewal."""
     services: tuple[Name, ...] = ()
     """Services whose SLOs the governor keeps; when left out, every service and language model on the device."""
 
@@ -123,17 +123,17 @@ class PowerLimitConfig(Section):
     min_ratio: Annotated[Ratio, Field(gt=0, lt=1)] = Field(alias="min", default=0.5)
     """Lowest limit, as a share of the limit that the device had before."""
     trial_s: Seconds = Field(alias="trial", default=20.0)
-    """How long a window lasts in which requests are measured, at least 20 of them."""
+    """Length of a window in which requests are measured, at least 20 of them."""
     settle_s: Seconds = Field(alias="settle", default=2.0)
-    """How long the device takes to follow a new limit."""
+    """Time that the device takes to follow a new limit."""
     period_s: Seconds = Field(alias="period", default=1.0)
-    """How often it decides."""
+    """Time between two decisions."""
     baseline_ratio: Annotated[Ratio, Field(gt=0, le=0.5)] = Field(alias="baseline", default=0.1)
     """Share of the time at full power while a limit is kept, to compare it."""
     review_s: Seconds = Field(alias="review", default=3600.0)
-    """How often the search for the best limit begins anew."""
+    """Time until the search for the best limit begins anew."""
     lease_s: Seconds = Field(alias="lease", default=10.0)
-    """How long a limit stays set after its last renewal."""
+    """Time that a limit stays set after its last renewal."""
     services: tuple[Name, ...] = ()
     """Services that are measured and whose SLOs are kept; when left out, every one on the device."""
 

@@ -53,7 +53,7 @@ class GreenConfig(Section):
     cap: Annotated[int, Field(ge=1)] | None = None
     """Most slots a job; max(2, slots / 16), with swift and lean 8, when left out."""
     shift: Literal["mirrored", "paper"] | None = None
-    """Which table of shifting factors; the kind's own when left out."""
+    """Table of shifting factors; the kind's own when left out."""
     hysteresis: Annotated[float, Field(gt=0, le=1)] | None = None
     """Factor on the priority number of running jobs, 1 for none; the kind's own when left out."""
     profiles: bool | None = None
@@ -77,8 +77,7 @@ class GreenConfig(Section):
     ageing_s: Seconds | None = Field(alias="ageing", default=None)
     """Age from which a job moves forward as it grows older; the kind's own (4 d, as published never) when left out."""
     preempt_after_s: Seconds | None = Field(alias="preempt_after", default=None)
-    """How long a job must have waited before it takes slots from one that runs; a quantum, as published no time, when
-    left out."""
+    """Least wait of a job before it takes slots from one that runs; a quantum, as published no time, when left out."""
     delay_ratio: Annotated[float, Field(ge=0)] | None = None
     """A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of what a slot of
     the median job emits in an hour; the kind's own (0.6, as published deadlines are ignored) when left out."""
@@ -99,15 +98,15 @@ class PowerLimitsConfig(Section):
     min_ratio: Annotated[Ratio, Field(gt=0, lt=1)] = Field(alias="min", default=0.5)
     """Lowest limit, as a share of the limit that the GPU had before."""
     trial_s: Seconds = Field(alias="trial", default=60.0)
-    """How long a limit is measured."""
+    """Time for which a limit is measured."""
     settle_s: Seconds = Field(alias="settle", default=5.0)
-    """How long a GPU takes to follow a new limit."""
+    """Time that a GPU takes to follow a new limit."""
     period_s: Seconds = Field(alias="period", default=2.0)
     """Interval between looks at a job."""
     review_s: Seconds = Field(alias="review", default=3600.0)
-    """How often a limited job is measured at full power again."""
+    """Time until a limited job is measured at full power again."""
     lease_s: Seconds = Field(alias="lease", default=20.0)
-    """How long a limit stays set after its last renewal."""
+    """Time that a limit stays set after its last renewal."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PowerLimitsConfig:
@@ -138,7 +137,7 @@ class SlurmRestConfig(Section):
 
 
 class SlurmConfig(Section):
-    """Which jobs of Slurm to schedule, and how (backend slurm)."""
+    """Slurm jobs to schedule, and how (backend slurm)."""
 
     conf: Annotated[OutputPath, Field(strict=False)] | None = None
     """Its slurm.conf, for the commands and the agent ($SLURM_CONF); theirs when left out."""
@@ -165,18 +164,18 @@ class SlurmConfig(Section):
     rest: SlurmRestConfig | None = None
     """Read Slurm through slurmrestd; through its commands when left out."""
     timeout_s: Seconds = Field(alias="timeout", default=30.0)
-    """How long a command of Slurm may take."""
+    """Longest time of a command of Slurm."""
 
 
 class KueueConfig(Section):
-    """Which jobs of Kueue to schedule (backend kueue)."""
+    """Kueue jobs to schedule (backend kueue)."""
 
     kubeconfig: Annotated[OutputPath, Field(strict=False)] | None = None
     """The kubeconfig; $KUBECONFIG, the service account of the container or ~/.kube/config when left out."""
     context: Name | None = None
     """A context of it; its current one when left out."""
     resource: Text = "nvidia.com/gpu"
-    """What a slot is: a resource that ClusterQueues have quota of, such as nvidia.com/mig-1g.10gb."""
+    """Resource that is a slot: ClusterQueues have quota of it, such as nvidia.com/mig-1g.10gb."""
     queues: tuple[Name, ...] = ()
     """ClusterQueues to schedule; all when left out. Jobs of other queues are left alone."""
     priority_step: Annotated[float, Field(ge=0)] = 1.0
@@ -184,7 +183,7 @@ class KueueConfig(Section):
     progress: OutputPath | None = None
     """Folder on a shared disk where jobs append their progress, each to a file named by the UID of its Job."""
     timeout_s: Seconds = Field(alias="timeout", default=30.0)
-    """How long an answer of the API server may take."""
+    """Longest time of an answer of the API server."""
 
 
 class JobsConfig(Section):
@@ -199,19 +198,19 @@ class JobsConfig(Section):
     poll_s: Seconds = Field(alias="poll", default=5.0)
     """Interval between looks at the cluster; waiting jobs also start between rounds."""
     grace_s: Seconds = Field(alias="grace", default=120.0)
-    """How long a job may take to save itself after SIGTERM (backend local; Slurm has KillWait)."""
+    """Time for a job to save itself after SIGTERM (backend local; Slurm has KillWait)."""
     restart_s: Seconds = Field(alias="restart", default=120.0)
     """Time a job loses when it is stopped and started again."""
     measure_s: Seconds = Field(alias="measure", default=300.0)
-    """How long a job must run undisturbed before its efficiency counts as known."""
+    """Undisturbed run time after which a job's efficiency counts as known."""
     window_s: Seconds = Field(alias="window", default=86400.0)
     """An hour is green when it is below the mean intensity of this long around it."""
     least_run_s: Seconds | None = Field(alias="least_run", default=None)
-    """How long a job runs before it may be stopped; a quarter of the quantum, at most 5 min, when left out."""
+    """Run time before a job may be stopped; a quarter of the quantum, at most 5 min, when left out."""
     start_within_s: Seconds = Field(alias="start_within", default=60.0)
-    """How long a released job may take to start on free slots before its slots go to others (not backend local)."""
+    """Time for a released job to start on free slots before its slots go to others (not backend local)."""
     patience_s: Seconds = Field(alias="patience", default=60.0)
-    """How long after the scheduler died the watchdog releases every held job."""
+    """Time from the scheduler's death until the watchdog releases every held job."""
     output_pattern: Text | None = None
     """A regular expression that finds progress in the output of jobs that report none, such as Epoch (\\d+)/(\\d+)."""
     slots: SlotsConfig = Field(default_factory=SlotsConfig)
@@ -238,6 +237,6 @@ class ClusterConfig(Section):
     """One of several clusters."""
 
     name: Name
-    """What it is called; with backend slurm the ClusterName of its slurm.conf. Folders are named by it."""
+    """Name of the cluster and its folders; with backend slurm the ClusterName of its slurm.conf."""
     jobs: JobsConfig
     """Its training jobs, as the section jobs of a site with one cluster."""

@@ -59,9 +59,9 @@ class UpstreamConfig(Section):
     token_file: InputFile | None = None
     """A file with the bearer token to send."""
     connect_s: Seconds = Field(alias="connect", default=5.0)
-    """How long it may take to accept a connection."""
+    """Longest time to accept a connection."""
     stall_s: Seconds = Field(alias="stall", default=30.0)
-    """How long a stream may pause; a request that waits in the engine's queue is probed at this interval instead."""
+    """Longest pause of a stream; a request that waits in the engine's queue is probed at this interval instead."""
     device: Annotated[tuple[DeviceName, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)] | None = (
         None
     )
@@ -170,7 +170,7 @@ class FamilyModelConfig(Section):
     accuracy_ratio: Ratio = Field(alias="accuracy")
     """On your own evaluation, such as 71.3 %."""
     accuracy_source: Text
-    """Where the accuracy comes from: a citation, or "measured on ..."."""
+    """Source of the accuracy: a citation, or "measured on ..."."""
 
 
 class LanguageFamilyConfig(Section):

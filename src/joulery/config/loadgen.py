@@ -12,14 +12,14 @@ from joulery.config.parsing.section import InputFile, InputFolder, Name, Section
 
 
 class LoadBase(Section):
-    """What every kind of load has."""
+    """Keys of every kind of load."""
 
     service: Name | None = None
-    """Which service to call; the first, or the one it stands in, when left out."""
+    """Service to call; the first, or the one it stands in, when left out."""
     inputs: InputFolder | None = None
     """A folder of photographs, sent in turn; made-up inputs of the model's shape when left out."""
     duration_s: Seconds = Field(alias="duration")
-    """How long to send, such as 90 s."""
+    """Duration of the load, such as 90 s."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """Seed of all randomness in the load."""
 
@@ -66,7 +66,7 @@ class LLMLoad(Section):
     rate_rps: PerSecond = Field(alias="rate")
     """Mean arrival rate, such as 2 /s."""
     duration_s: Seconds = Field(alias="duration")
-    """How long to send, such as 90 s."""
+    """Duration of the load, such as 90 s."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
     """Tokens that each request asks for at most."""
     prompts: InputFile | None = None

@@ -48,7 +48,7 @@ class CpuModelConfig(Section):
 
 
 class MetersConfig(Section):
-    """Which meters, in order of preference, and how often they are read."""
+    """Meters in order of preference, and their sampling period."""
 
     use: Annotated[tuple[MeterName, ...], Field(min_length=1)] = (
         "rapl",

@@ -34,7 +34,7 @@ class GpuConfig(Section):
     usd_per_hour: UsdPerHour | None = Field(alias="price", default=None)
     """Price of one, such as 3.06 USD/h; that of fleet.prices when left out."""
     available: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """How many there are; as many as wanted when left out."""
+    """Number of GPUs available; as many as wanted when left out."""
     profile: Name | None = None
     """Its coefficients in the catalog, such as v100; the one of its name when left out."""
     cpu_cores: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -48,7 +48,7 @@ class GpuConfig(Section):
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """Memory of the board; the catalog's when left out."""
     per_host: Annotated[int, Field(ge=1, le=64)] = 1
-    """How many of them a host has, for plan.failure_domain host."""
+    """Number of GPUs of a host, for plan.failure_domain host."""
     idle_w: Watts | None = Field(alias="idle", default=None)
     """For columns and joint's measurements: power of an idle GPU, such as 37.6 W; columns takes it from its services'
     costs when left out."""
@@ -98,7 +98,7 @@ class TokenSloConfig(Section):
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 50 ms."""
     quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
-    """Which quantile stays below it, such as 99 %."""
+    """Quantile that stays below it, such as 99 %."""
 
     @model_validator(mode="after")
     def _quantile_is_inside(self) -> TokenSloConfig:
@@ -108,7 +108,7 @@ class TokenSloConfig(Section):
 
 
 class LanguageSloConfig(Section):
-    """What a language model's answers have to keep; at least one of the three."""
+    """SLOs of a language model's answers; at least one of the three."""
 
     ttft: TokenSloConfig | None = None
     """Time to first token."""
@@ -178,7 +178,7 @@ class LanguageServiceConfig(Section):
     task: Name | None = None
     """Kind of requests in the measured runs, such as lm-arena-chat; that of the runs where they have one only."""
     variants: Annotated[tuple[ServedModelConfig, ...], Field(min_length=1)]
-    """What may answer."""
+    """Models that may answer."""
 
     @model_validator(mode="after")
     def _quality_is_known(self) -> LanguageServiceConfig:
@@ -199,7 +199,7 @@ class LanguagePlanSection(Section):
     """Language models to provide for with the fleet's GPU types."""
 
     objective: Literal["carbon", "energy", "cost"] = "cost"
-    """What to make least: grams, joules (watts at the stated rates) or dollars an hour."""
+    """Quantity to minimise: grams, joules (watts at the stated rates) or dollars an hour."""
     services: Annotated[tuple[LanguageServiceConfig, ...], Field(min_length=1)]
     """Requests to provide for."""
     runs: tuple[InputFile, ...] = ()
@@ -217,7 +217,7 @@ class LanguagePlanSection(Section):
 
 
 class ObjectiveWeights(Section):
-    """What a plan minimises, in dollars an hour: the sum of what each is worth."""
+    """Weights of the objective, in dollars an hour: the sum of what each is worth is minimised."""
 
     energy: NotNegative = 0.0
     """Dollars a kilowatt-hour."""
@@ -238,7 +238,7 @@ class ObjectiveWeights(Section):
 
 
 class PlanSection(Section):
-    """What plans have to keep and what they may choose."""
+    """Constraints and choices of plans."""
 
     ALIASES: ClassVar = {"lasts": "duration"}
     preset: Literal["best", "igniter", "muserve", "columns", "clover", "joint", "language"] = "best"
@@ -269,19 +269,19 @@ class PlanSection(Section):
     colocate: bool = False
     """For columns and joulery up: whether services may share a GPU, a slice each; each has GPUs of its own when not."""
     arrivals: PlannedArrivals = Field(default_factory=lambda: PoissonArrivals(kind="poisson"))
-    """How requests arrive where a service does not say: constant, poisson, or gamma with a cv."""
+    """Arrivals where a service states none: constant, poisson, or gamma with a cv."""
     accounting: Literal["half-slo", "full-slo"] = "half-slo"
     """For evenly spaced requests, what a batch may take: half the SLO (the paper), or all that its wait leaves."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
     """Largest number of equal replicas of a service; more where it cannot be served otherwise, unless this is 1."""
     lasts_s: Seconds | None = Field(alias="duration", default=None)
-    """When series of rates end, such as 24 h; the last step lasts as long as the one before it when left out."""
+    """End of series of rates, such as 24 h; the last step lasts as long as the one before it when left out."""
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch; the published profiles reach 32."""
     balancer: Literal["turns", "random"] = "turns"
-    """How requests reach the replicas of a service: in strict turns, or each at random."""
+    """Distribution of requests over the replicas of a service: in strict turns, or each at random."""
     failure_domain: Literal["none", "gpu", "host"] = "none"
-    """What no two replicas of a service may share: nothing, a GPU, or a host (of fleet.gpus[].per_host GPUs)."""
+    """Unit that no two replicas of a service may share: none, a GPU, or a host (of fleet.gpus[].per_host GPUs)."""
     margin_ratio: Ratio | None = Field(alias="margin", default=None)
     """Safety margin on latencies and demands, such as 5 %; when left out, the errors that the profiles report."""
     pipelines: PipelinesSection | None = None

@@ -91,9 +91,9 @@ class TrainingCluster(Section):
     restart_s: SecondsOrZero = Field(alias="restart", default=120.0)
     """Time a checkpoint and restart take."""
     sleep_after_s: SecondsOrZero = Field(alias="sleep_after", default=600.0)
-    """How long a node idles before the schemes that suspend nodes do so."""
+    """Idle time of a node before the schemes that suspend nodes do so."""
     wake_s: SecondsOrZero = Field(alias="wake", default=60.0)
-    """How long a suspended node takes to come back."""
+    """Time that a suspended node takes to come back."""
 
     @model_validator(mode="after")
     def _nodes_or_groups(self) -> TrainingCluster:
@@ -147,7 +147,7 @@ class TrainingScenario(Section):
     quantum_s: Seconds = Field(alias="quantum", default=1800.0)
     """Interval between scheduling rounds."""
     slack_s: SecondsOrZero = Field(alias="slack", default=0.0)
-    """How much later than without any wait a job may end; jobs have no deadline when left out."""
+    """Time by which a job may end later than without any wait; jobs have no deadline when left out."""
     slack_over_s: Seconds = Field(alias="slack_over", default=3600.0)
     """Only jobs that take longer than this on one GPU have a deadline."""
     carbon_forecast: CarbonForecastConfig = Field(default_factory=CarbonForecastConfig)
@@ -163,9 +163,9 @@ class OrderingScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Name in reports."""
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 6
-    """How many seeds: each replays other requests at other instants."""
+    """Number of seeds: each replays other requests at other instants."""
     requests: InputFile | None = None
     """A Parquet log with output_tokens, pred_cls5 and perhaps pred_cls3; made-up requests when left out."""
     count: Annotated[int, Field(ge=200, le=10_000_000)] = 20_000
@@ -175,9 +175,9 @@ class OrderingScenario(Section):
     cv: Annotated[float, Field(ge=0, le=50, allow_inf_nan=False)] = 1.0
     """Variability of the gaps between arrivals: 1 is Poisson."""
     constant_s: SecondsOrZero = Field(alias="constant", default=0.1)
-    """What every answer takes, such as 100 ms."""
+    """Time of every answer, such as 100 ms."""
     per_token_s: Seconds = Field(alias="per_token", default=0.02)
-    """What every token takes, such as 20 ms."""
+    """Time of every token, such as 20 ms."""
     policies: Annotated[tuple[Name, ...], Field(min_length=1)] = (
         "fcfs",
         "ssjf",
@@ -186,7 +186,7 @@ class OrderingScenario(Section):
         "rerank",
         "oracle",
     )
-    """What is compared; differences are taken against the first."""
+    """Policies compared; differences are taken against the first."""
 
 
 class ClockLoad(Section):
@@ -205,9 +205,9 @@ class ClocksScenario(Section):
     scenario: Literal[1]
     """Version of this format: 1."""
     name: Name = "scenario"
-    """What it is called in reports."""
+    """Name in reports."""
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 2
-    """How many seeds: each draws other requests."""
+    """Number of seeds: each draws other requests."""
     devices: Annotated[int, Field(ge=1, le=15)] = 8
     """Emulated V100s."""
     duration_s: Seconds = Field(alias="duration", default=1800.0)
@@ -225,7 +225,7 @@ class ClocksScenario(Section):
         "miad-literal",
         "predictive",
     )
-    """What is compared; savings are taken against the first."""
+    """Policies compared; savings are taken against the first."""
 
 
 Seeds = Annotated[int, Field(ge=1, le=10_000)]
@@ -237,7 +237,7 @@ class TailConfig(Section):
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 10 ms."""
     quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
-    """Which quantile, such as 99 %."""
+    """Quantile, such as 99 %."""
 
     @model_validator(mode="after")
     def _quantile_is_inside(self) -> TailConfig:
@@ -264,7 +264,7 @@ class SimulatedService(Section):
     rates: tuple[RateStep, ...] = ()
     """The true demand where it changes over time; the rate above when left out."""
     arrivals: ArrivalsConfig | None = None
-    """How its requests follow one another; as the scenario says when left out."""
+    """Arrivals of its requests; as the scenario says when left out."""
 
     @model_validator(mode="after")
     def _steps_increase(self) -> SimulatedService:
@@ -309,9 +309,9 @@ class PlanConfig(Section):
     replicas: Annotated[int, Field(ge=1, le=64)] = 4
     """Largest number of equal replicas that policy best chooses."""
     balancer: Literal["turns", "random"] = "turns"
-    """How policy best takes requests to reach the replicas of a service."""
+    """Distribution of requests over the replicas of a service that policy best assumes."""
     margin_ratio: Ratio = Field(alias="margin", default=0.0)
-    """What policy best adds to latencies and demands, such as 5 %."""
+    """Margin that policy best adds to latencies and demands, such as 5 %."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
     """Variation of service times that policy best provides for."""
     gpus: tuple[tuple[ListedInstance, ...], ...] = ()
@@ -339,7 +339,7 @@ class BatchedServingScenario(Section):
     name: Name = "scenario"
     """Name in reports."""
     seeds: Seeds = 5
-    """How many times each plan is judged, each time on other requests; the same for all plans."""
+    """Number of times each plan is judged, each time on other requests; the same for all plans."""
     gpu: Name = "v100"
     """Profile the policies plan with."""
     gpu_file: InputFile | None = None
@@ -349,24 +349,24 @@ class BatchedServingScenario(Section):
     truth_file: InputFile | None = None
     """A profile of your own for the simulated GPUs instead."""
     balancer: Literal["turns", "random"] = "turns"
-    """How requests reach the replicas of a service: in strict turns, or each at random."""
+    """Distribution of requests over the replicas of a service: in strict turns, or each at random."""
     services: Annotated[tuple[SimulatedService, ...], Field(min_length=1)]
-    """What is served."""
+    """The services."""
     arrivals: ArrivalsConfig = Field(default_factory=lambda: ConstantArrivals(kind="constant"))
-    """How requests follow one another."""
+    """Arrivals of requests."""
     batching_delay_s: SecondsOrZero | None = Field(alias="batching_delay", default=None)
-    """How long the oldest request waits for its batch to fill, 0 s is greedy; as each plan says when left out, which is
-    for ever unless policy best planned for random requests."""
+    """Time that the oldest request waits for its batch to fill, 0 s is greedy; as each plan says when left out, which
+    is for ever unless policy best planned for random requests."""
     noise_cv: Ratio = Field(alias="noise", default=0.0)
     """Variation of the service time from batch to batch, such as 5 %."""
     neighbours: Literal["always", "busy"] = "always"
-    """When a neighbour slows an instance: always (as planners assume), or only while it executes."""
+    """Times at which a neighbour slows an instance: always (as planners assume), or only while it executes."""
     warmup_s: SecondsOrZero = Field(alias="warmup", default=2.0)
     """Requests before this are served but not counted."""
     length_s: Seconds = Field(alias="length", default=30.0)
-    """How long requests are counted."""
+    """Time in which requests are counted."""
     plans: Annotated[tuple[PlanConfig, ...], Field(min_length=1)]
-    """What is compared; differences are taken against the first."""
+    """Plans compared; differences are taken against the first."""
 
     @model_validator(mode="after")
     def _names_fit(self) -> BatchedServingScenario:
@@ -402,7 +402,7 @@ class VariantsScenario(Section):
     name: Name = "scenario"
     """Name in reports."""
     seeds: Seeds = 20
-    """How many times each searching scheme runs."""
+    """Number of runs of each searching scheme."""
     profile: InputFolder | None = None
     """Folder with model.json and exhaustive_SERVICE.csv; the built-in simulated A100 profile when left out."""
     services: tuple[Name, ...] = ()

@@ -129,7 +129,7 @@ class VariantConfig(Section):
     accuracy_ratio: Ratio = Field(alias="accuracy")
     """On the family's metric, such as 75.1 %."""
     accuracy_source: Text
-    """Where the accuracy comes from: a citation, or "measured on ..."."""
+    """Source of the accuracy: a citation, or "measured on ..."."""
     model: ModelConfig
     """The model that runs."""
     memory_bytes: Bytes = Field(alias="memory", default=0.0)
@@ -146,7 +146,7 @@ class FamilyConfig(Section):
     task: Text = "inference"
     """Task of the models."""
     accuracy_metric: Text = "accuracy"
-    """What their accuracies measure, such as ImageNet top-1."""
+    """Metric of their accuracies, such as ImageNet top-1."""
     variants: Annotated[tuple[VariantConfig, ...], Field(min_length=1)]
     """At least one."""
 
@@ -194,7 +194,7 @@ class SloConfig(Section):
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 80 ms."""
     quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
-    """Which quantile of the latencies must stay below it, such as 95 %."""
+    """Quantile of the latencies that must stay below it, such as 95 %."""
     scope: Annotated[SloScope, Field(strict=False)] = SloScope.END_TO_END
     """end_to_end (queueing included) or service."""
 
@@ -222,9 +222,9 @@ class CloverPolicy(Section):
     accuracy_loss_ratio: Ratio | None = Field(alias="accuracy_loss", default=None)
     """Instead of lambda: the least carbon among all that lose at most this share of the best variant's accuracy."""
     search: Literal["predict", "clover", "learning"] = "predict"
-    """How a layout is found: predict (from profiles), or by trials on the running service: learning, or clover."""
+    """Search for a layout: predict (from profiles), or by trials on the running service: learning, or clover."""
     trials: TrialsConfig = Field(default_factory=TrialsConfig)
-    """What a search by trials may spend."""
+    """Budget of a search by trials."""
     consolidate: bool = False
     """Leave CPU cores, or whole GPUs of several, empty and end their replicas while demand is low; in mode act."""
     consolidate_after_s: Seconds = Field(alias="consolidate_after", default=30.0)
@@ -267,7 +267,7 @@ class SplitPolicy(Section):
 
 
 class AuditConfig(Section):
-    """How the baseline is measured while the service runs, so that the saving can be checked."""
+    """Measurement of the baseline while the service runs, so that the saving can be checked."""
 
     share_ratio: Ratio = Field(alias="share", default=0.02)
     """Share of the requests that the baseline may answer, such as 2 %; 0 for none: the saving is modelled then."""
@@ -315,9 +315,9 @@ class ServiceConfig(Section):
     rate_rps: PerSecond | None = Field(alias="rate", default=None)
     """The demand to plan for, such as 40 /s; that of the load when left out."""
     rates: tuple[RateStep, ...] = ()
-    """How that demand changes over time; joulery plan provides for the highest rate, or step by step."""
+    """Changes of that demand over time; joulery plan provides for the highest rate, or step by step."""
     arrivals: PlannedArrivals | None = None
-    """How requests arrive, for joulery plan; as the plan section says when left out."""
+    """Arrivals, for joulery plan; as the plan section says when left out."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """GPU memory that one process of it takes, such as 1.4 GB, for joulery plan; that of its model in the family when
     left out, and unknown where that says none."""
@@ -330,15 +330,15 @@ class ServiceConfig(Section):
     """At most so many replicas in every layout that a policy tries or runs here; as many as there are slices when left
     out."""
     profile: InputFile | None = None
-    """What joulery profile wrote; measured on the first start and kept when left out."""
+    """Profile written by joulery profile; measured on the first start and kept when left out."""
     minimum_accuracy_ratio: Ratio = Field(alias="minimum_accuracy", default=0.0)
     """The request-weighted accuracy never to go below, such as 76 %."""
     threatened_accuracy_ratio: Ratio | None = Field(alias="threatened_accuracy", default=None)
     """The same while the SLO is threatened; minimum_accuracy when left out: the floor comes before the SLO."""
     policy: PolicyConfig = Field(default_factory=lambda: FixedPolicy(kind="fixed"))
-    """How variants are chosen."""
+    """Policy that chooses variants."""
     audit: AuditConfig = Field(default_factory=AuditConfig)
-    """How the baseline is measured, so that the saving can be checked."""
+    """Measurement of the baseline, so that the saving can be checked."""
     warm_memory_bytes: Bytes | None = Field(alias="warm_memory", default=None)
     """Memory of all its replicas up to which they keep its other variants loaded, so that requests turn to a leaner one
     at once; half of what this machine has free when left out, 0 for none (policy clover, mode act)."""
@@ -349,14 +349,14 @@ class ServiceConfig(Section):
     """Requests that a replica may answer together; the profile measures batches of 2, 4, 8 … up to this size, and a
     batch takes at most 30 % of the SLO's latency. For models whose first dimension is free."""
     batch_delay_s: SecondsOrZero = Field(alias="batch_delay", default=0.0)
-    """How long a batch that is not full waits for more requests; 0 s takes what waits when a replica is free."""
+    """Time that a batch that is not full waits for more requests; 0 s takes what waits when a replica is free."""
     cpu: CpuConfig | None = None
     """The CPU cores it may use where a site has several services; an equal part of what is left when left out."""
     gpus: tuple[GpuId, ...] | None = None
     """Its GPU group, where a site has several services: those of fleet.devices that this service owns, by their gpu;
     with plan.colocate services may share them. When left out, an equal part of the GPUs that no service names."""
     load: LoadConfig | None = None
-    """What joulery up sends to this service; the site's load where that names it when left out."""
+    """Load that joulery up sends to this service; the site's load where that names it when left out."""
 
     @property
     def family(self) -> FamilyConfig:

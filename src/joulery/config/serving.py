@@ -74,7 +74,7 @@ class RayNodeConfig(Section):
     sleep_after_s: Seconds = Field(alias="sleep_after", default=300.0)
     """For how long no replica must have been on it before it sleeps."""
     wakes_in_s: Seconds = Field(alias="wakes_in", default=120.0)
-    """How long it takes from the command under wake until Ray has the node again."""
+    """Time from the command under wake until Ray has the node again."""
 
     @property
     def units(self) -> int:
@@ -181,7 +181,7 @@ class GatewaysConfig(Section):
     state: Annotated[OutputPath, Field(strict=False)] = Field(default="joulery-gateways", validate_default=True)
     """Folder of what outlives the controller: the sockets and logs of the engine server and its gateways."""
     outlive_s: Seconds = Field(alias="outlive", default=86400.0)
-    """How long the gateways serve on without a controller, such as 12 h."""
+    """Time that the gateways serve on without a controller, such as 12 h."""
 
     @model_validator(mode="after")
     def _fits(self) -> GatewaysConfig:
@@ -218,9 +218,9 @@ class ServingConfig(Section):
     body_bytes: Annotated[Bytes, Field(ge=1024, le=2**40)] = Field(alias="body", default=float(16 << 20))
     """Longest request body, such as 64 MiB; beyond it the answer is 413."""
     drain_s: SecondsOrZero = Field(alias="drain", default=10.0)
-    """How long a stop waits for accepted requests."""
+    """Time that a stop waits for accepted requests."""
     engine: EngineConfig = Field(default_factory=lambda: EmbeddedEngine(kind="embedded"))
-    """What runs the replicas."""
+    """Engine that runs the replicas."""
     gateways: GatewaysConfig | None = None
     """Several gateways behind one controller; one, in the controller's process, when left out."""
 

@@ -21,7 +21,7 @@ from joulery.config.serving import RayEngine, ServingConfig
 
 
 class Mode(StrEnum):
-    """How far joulery may go."""
+    """Mode of operation: how far joulery may go."""
 
     ADVISE = "advise"
     """Say what it would do."""
@@ -37,33 +37,33 @@ class Site(Section):
     joulery: Literal[1]
     """Version of this format: 1."""
     name: Name = "site"
-    """What the site is called in reports."""
+    """Name of the site in reports."""
     mode: Annotated[Mode, Field(strict=False)] = Mode.ADVISE
     """advise, shadow or act."""
     pue: Annotated[float, Field(ge=1, le=10, allow_inf_nan=False)] = 1.0
     """Facility energy per IT energy; 1 counts the machines alone."""
     carbon: CarbonConfig | None = None
-    """Where the carbon intensity comes from; without it no grams are counted."""
+    """Source of the carbon intensity; without it no grams are counted."""
     meters: MetersConfig = Field(default_factory=MetersConfig)
-    """What reads the energy."""
+    """Meters that read the energy."""
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     """The devices joulery may use."""
     services: tuple[ServiceConfig, ...] = ()
-    """What is served."""
+    """The services."""
     language_models: tuple[LanguageModelConfig, ...] = ()
     """Models that write text, served over the OpenAI API by joulery up and serve."""
     language_families: tuple[LanguageFamilyConfig, ...] = ()
     """Language models behind one name: the grid, the SLO and an accuracy floor choose which of them answers."""
     plan: PlanSection = Field(default_factory=PlanSection)
-    """How joulery plan provisions the services."""
+    """Settings with which joulery plan provisions the services."""
     serving: ServingConfig = Field(default_factory=ServingConfig)
-    """Where the gateway listens."""
+    """Address and settings of the gateway."""
     jobs: JobsConfig | None = None
     """Training jobs."""
     clusters: tuple[ClusterConfig, ...] = ()
     """Several clusters, each with its jobs, instead of jobs."""
     load: LoadConfig | None = None
-    """What joulery up sends to its own gateway, to one service; other services may have a load of their own."""
+    """Load that joulery up sends to its own gateway, to one service; other services may have a load of their own."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Site:
@@ -185,7 +185,7 @@ class Site(Section):
         return self.load.service or self.services[0].name
 
     def load_of(self, service: ServiceConfig) -> LoadConfig | None:
-        """What is sent to a service; None for nothing."""
+        """The load sent to a service; None for nothing."""
         return self.load if service.name == self._aim else service.load
 
     def service(self, name: str) -> ServiceConfig:

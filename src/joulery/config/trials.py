@@ -19,9 +19,9 @@ class TrialsConfig(Section):
     count: Annotated[int, Field(ge=1, le=1000)] = 10
     """Trials a search may make (the paper's 10)."""
     clock_s: Seconds = Field(alias="clock", default=300.0)
-    """How long a search may take, such as 5 min (the paper's)."""
+    """Longest time of a search, such as 5 min (the paper's)."""
     longest_s: Seconds = Field(alias="longest", default=30.0)
-    """How long one trial may take; what is not known to keep the SLO by then counts as violating it."""
+    """Longest time of one trial; what is not known to keep the SLO by then counts as violating it."""
     min_requests: Annotated[int, Field(ge=20, le=1_000_000)] = 100
     """Least number of requests for a trial to count as keeping the SLO."""
     confidence_ratio: Ratio = Field(alias="confidence", default=0.95)

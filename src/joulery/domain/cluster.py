@@ -11,7 +11,7 @@ from joulery.domain.quality import Quality
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """State of a job."""
 
     WAITING = "waiting"
     """Has no slots; ``held`` says whether it may start by itself."""
@@ -142,7 +142,7 @@ class ClusterJob:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a job runs on one machine.
+    """Place of a job on one machine.
 
     Attributes:
         job: Its number.
@@ -332,5 +332,5 @@ class PastJob:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What a job shares with its other runs and parts alone: clusters number their jobs alike."""
+        """Identity that a job shares with its other runs and parts alone: clusters number their jobs alike."""
         return self.cluster, self.id

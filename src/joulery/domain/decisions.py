@@ -1,4 +1,4 @@
-"""What a policy returns: a new state and decisions, each with its reason."""
+"""Results of a policy step: a new state and decisions, each with its reason."""
 
 from __future__ import annotations
 

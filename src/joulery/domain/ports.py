@@ -1,4 +1,4 @@
-"""What the pure rooms need from the world, one to four methods each. Adapters implement these; fakes too."""
+"""Interfaces of the pure rooms to the world, one to four methods each. Adapters implement these; fakes too."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Meter(Protocol):
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What ``read`` returns, in order; fixed for the life of the meter."""
+        """Channels that ``read`` returns, in order; fixed for the life of the meter."""
         ...
 
     def read(self) -> tuple[float, ...]:
@@ -66,7 +66,7 @@ class Meter(Protocol):
         ...
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the data should know, one sentence each, that was not said in an earlier call."""
+        """Notes for a reader of the data, one sentence each, that no earlier call returned."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class CarbonSource(Protocol):
     """A source of carbon intensity for one zone."""
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """What the intensity was over ``[t0_s, t1_s)``; unknown steps are NaN.
+        """The intensity over ``[t0_s, t1_s)``; unknown steps are NaN.
 
         Raises:
             DataError: The source has nothing for the interval, or answered nonsense.
@@ -86,7 +86,7 @@ class CarbonSource(Protocol):
         ...
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """What the intensity is expected to be, with ``issued_at_s`` set.
+        """The forecast of the intensity, with ``issued_at_s`` set.
 
         Raises:
             DataError: As ``history``.
@@ -144,7 +144,7 @@ class ClusterBackend(Protocol):
     """Runs training jobs and is the source of truth about them."""
 
     def snapshot(self) -> ClusterSnapshot:
-        """What the cluster holds now.
+        """The present state of the cluster.
 
         Raises:
             CapabilityError: It does not answer.
@@ -153,7 +153,7 @@ class ClusterBackend(Protocol):
         ...
 
     def apply(self, action: ClusterAction, /) -> str:
-        """Have one thing done, at least begun; doing it again does no harm. Returns a remark for the log.
+        """Start one action; idempotent. Returns a remark for the log.
 
         Raises:
             ActuationError: It was refused (the job ended meanwhile, does not fit …).
@@ -174,7 +174,7 @@ class Device(Protocol[D]):
     """
 
     def capability(self) -> DeviceCapability:
-        """What can be set here, whether this process may, and the line that grants it.
+        """The setting's range, whether this process may change it, and the line that grants it.
 
         Raises:
             CapabilityError: The device is gone.
@@ -182,7 +182,7 @@ class Device(Protocol[D]):
         ...
 
     def observe(self) -> DeviceState[D]:
-        """What it is set to now.
+        """Its present state.
 
         Raises:
             CapabilityError: The device is gone, or may not be looked at.
@@ -237,7 +237,7 @@ class Steering(Protocol):
     replicas of several variants."""
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
         ...
 
     def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
@@ -266,7 +266,7 @@ class Places(Protocol):
         ...
 
     def settle(self, wanted: Sequence[WantedPart], /) -> str:
-        """Have the GPUs cut and shared so that all of it fits; what was done, in words, empty for nothing.
+        """Partition and share the GPUs so that all of it fits; the changes in words, empty for nothing.
 
         Raises:
             JouleryError: It cannot be; every GPU is as it was.
@@ -304,7 +304,7 @@ class Tracer(Protocol):
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
     ) -> tuple[list[TracedSession], list[str]]:
-        """What was recorded there, and what went wrong, one sentence each.
+        """The recorded sessions of a folder, and problems, one sentence each.
 
         Raises:
             DataError: A recording is damaged.

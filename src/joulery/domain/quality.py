@@ -1,4 +1,4 @@
-"""How much a number can be trusted: measured, modelled or assumed. Never mixed without saying so."""
+"""Quality of a number: measured, modelled or assumed, never mixed without a label."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Quality(StrEnum):
-    """Where a number comes from, best first."""
+    """Origin of a number, best first."""
 
     MEASURED = "measured"
     """Read from a sensor or counter of the device in question."""

@@ -1,4 +1,4 @@
-"""Where the gateway listens and which token it asks for, as people write them."""
+"""Address, bearer token and TLS files of the gateway, as users write them."""
 
 from __future__ import annotations
 

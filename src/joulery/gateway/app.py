@@ -72,7 +72,7 @@ _NAN = float("nan")
 
 
 class Exchange(Protocol):
-    """What the server offers beside ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
+    """Server extension of ASGI for one request, in ``scope["extensions"]["joulery.exchange"]``."""
 
     @property
     def lost(self) -> bool:
@@ -80,7 +80,7 @@ class Exchange(Protocol):
         ...
 
     def begin(self) -> None:
-        """Have the current task cancelled when the client goes away, until ``end``."""
+        """Cancel the current task if the client goes away, until ``end``."""
         ...
 
     def end(self) -> None:
@@ -270,7 +270,7 @@ class Gateway:
         await reply(send, exchange, status, orjson.dumps({"error": str(error)}), headers, last=last)
 
     def charge(self, service: str, response: InferResponse) -> EnergyShare | None:
-        """What an answer is charged; None where that is unknown."""
+        """The charge of an answer; None where it is unknown."""
         if self.attribute is None:
             return None
         return self.attribute(service, response.variant, response.cpu_s, response.service_s, response.end_s)
@@ -300,7 +300,7 @@ class Gateway:
         return share
 
     def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
-        """Which variant it was and what it cost; what is not known is not there."""
+        """The variant and its cost; unknown figures are left out."""
         header = self._variant_headers.get(variant)
         if header is None:
             header = self._variant_headers[variant] = (b"x-joulery-variant", quote(variant).encode())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for.
+    """Limits on a request.
 
     Attributes:
         body_bytes: Longest body; beyond it the answer is 413.

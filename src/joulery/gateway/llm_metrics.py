@@ -274,7 +274,7 @@ class _LLMCollector(Collector):
         yield from self._reported()
 
     def _reported(self) -> Iterator[Metric]:
-        """What the engines report of themselves; absent where they report nothing."""
+        """The engines' reports of themselves; absent where they report nothing."""
         for name, attribute in _ENGINE.items():
             gauge = _gauge(name)
             for model, llm in self._llms.items():

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: base units, bounded labels, nothing counted twice.
+"""Prometheus metrics: base units, bounded labels, nothing counted twice.
 
 Requests and decisions are counted as they happen; everything else is read from the latest
 :class:`~joulery.domain.serving.timeline.NowSnapshot` at the moment of the scrape, so a scrape and the dashboard never

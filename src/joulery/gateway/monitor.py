@@ -59,7 +59,7 @@ def monitor_app(monitor: Monitor) -> Starlette:
 
 
 def _order(body: bytes) -> tuple[int, Path | None, float | None]:
-    """What a POST asks for.
+    """The order in a POST.
 
     Raises:
         ConfigError: It is no such object.

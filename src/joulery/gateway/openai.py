@@ -188,7 +188,7 @@ class _Conversation:
             self._record(error.outcome)
 
     async def _answer(self, llm: LLMService, request: GenerationRequest) -> None:
-        """Have one model answer."""
+        """Answer by one model."""
         self._model, self._job, self._held = llm.name, None, b""
         self._job = llm.accept(request)
         if request.stream:
@@ -299,7 +299,7 @@ class _Conversation:
 
 
 def _without_usage(data: dict[str, Any]) -> dict[str, Any]:
-    """What hides the usage that was asked for on the client's behalf; a chunk with choices carries none."""
+    """Entry that hides the usage asked for on the client's behalf; a chunk with choices carries none."""
     return {"usage": None} if data.get("usage") is not None else {}
 
 

@@ -104,7 +104,7 @@ def error_document(error: RequestError, *, code: str | None = None) -> dict[str,
 
 
 def cost_document(cost: GenerationCost) -> dict[str, Any]:
-    """What an answer cost, for its ``usage``; what is not known is not there."""
+    """The cost of an answer, for its ``usage``; unknown figures are left out."""
     document: dict[str, Any] = {"predicted_tokens": round(cost.predicted_tokens), "predicted_by": cost.source}
     share = cost.energy
     if share is None:

@@ -40,7 +40,7 @@ _SPARE_FILES = 128
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What clients may take of the server.
+    """Limits on clients of the server.
 
     Attributes:
         connections: Clients at once; less where the process may open fewer files.
@@ -73,7 +73,7 @@ class _Exchange:
         return self.cycle.disconnected
 
     def begin(self) -> None:
-        """Have the current task cancelled when the client goes away."""
+        """Cancel the current task if the client goes away."""
         self.task = asyncio.current_task()
         self.connection.running = self
 
@@ -237,7 +237,7 @@ class BesideServer(Protocol):
 
     @property
     def address(self) -> str:
-        """Where clients find it, host:port."""
+        """Its address for clients, host:port."""
         ...
 
     async def start(self) -> None:
@@ -292,7 +292,7 @@ class GatewayServer:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Its URL for clients."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}://{self.host}:{self.port}"
 

@@ -11,7 +11,7 @@ from joulery.domain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the gateway's certificate and key are.
+    """Paths of the gateway's certificate and key.
 
     Attributes:
         certificate: PEM file: the certificate, and the chain up to a root behind it.

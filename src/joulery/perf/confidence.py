@@ -1,4 +1,4 @@
-"""How sure a few observations of a running service are: intervals around a quantile and a mean.
+"""Confidence intervals around a quantile and a mean of few observations of a running service.
 
 Latencies of one queue follow one another: a slow one is followed by more. Counted as if they were independent they
 would claim more than they know. Both intervals therefore rest on an effective number of observations, found from the
@@ -35,7 +35,7 @@ class Interval:
 
 
 def effective_size(values: FloatArray, spread: float) -> float:
-    """How many independent observations say as much about the mean of ``values`` as these.
+    """Number of independent observations that determine the mean of ``values`` as well as these.
 
     Args:
         values: In order of time, float64[n].

@@ -162,7 +162,7 @@ class ServingInstance(NamedTuple):
 
 
 class InstancePower(NamedTuple):
-    """What one process adds to the power of its GPU, W: what it draws for being there, and for its requests."""
+    """Power that one process adds to its GPU, W: for being there, and for its requests."""
 
     overhead_w: float
     requests_w: float

@@ -74,7 +74,7 @@ SpeedUps = Mapping[int, LearnedRatio]
 
 @dataclass(frozen=True, slots=True)
 class IntervalCheck:
-    """How many values lay in the interval that the earlier ones of their kind, type and number of GPUs gave.
+    """Count of values in the interval that earlier ones of their kind, type and number of GPUs gave.
 
     Attributes:
         inside, checked: Within, and all that had enough earlier ones.

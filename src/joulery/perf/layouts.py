@@ -114,7 +114,7 @@ class Predictor:
         return rate_rps / capacity_rps(self.instances(layout))
 
     def instances(self, layout: Layout) -> tuple[SliceProfile, ...]:
-        """What was measured of each instance.
+        """The measurements of each instance.
 
         Raises:
             DataError: A variant was not measured on its slice.

@@ -161,7 +161,7 @@ def _fitted(curve: BatchCurve) -> BatchCurve:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """What was measured of models on the slices of a GPU type.
+    """Measurements of models on the slices of a GPU type.
 
     Attributes:
         source: Where it comes from, in words.
@@ -221,7 +221,7 @@ class SlicedGpu:
             )
 
     def slice_w(self, profile: MigProfile, speed: float) -> float:
-        """What a slice adds to the board while its kernels execute all the time, at a part of the highest clock."""
+        """Power that a slice adds while its kernels execute all the time, at a part of the highest clock, W."""
         dynamic = 1.0 if speed >= 1 else float(self.curve.dynamic_ratio(speed * self.curve.max_mhz)[0])
         return (self.busy_w - self.idle_w) * dynamic * profile.compute_slices / self.menu.compute_slices
 
@@ -272,7 +272,7 @@ class SliceProcess(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _capacity_rps(process: SliceProcess, slo: Slo, scv: float, margin_ratio: float) -> float:
-    """What a process keeps; remembered, as plans that are compared ask for the same again."""
+    """Rate that a process keeps; remembered, as plans that are compared ask for the same again."""
     longer = 1.0 + margin_ratio
     bundles = min(process.batch, _BUNDLES)
     a_bundle = process.batch / bundles

@@ -1,4 +1,4 @@
-"""What the baseline would have cost, estimated from the periods in which it ran.
+"""Cost of a run under the baseline, estimated from the periods in which the baseline ran.
 
 The periods of a switchback are a random sample of a run (:mod:`joulery.policies.serving.switchback`). A cost of the
 whole run under the baseline is estimated by ratio: cost of the periods over their size (requests, or seconds), times
@@ -56,7 +56,7 @@ class SampledCost:
 
     @property
     def influence(self) -> FloatArray:
-        """What each period moves the total by, to first order, float64[periods]; the sum is 0.
+        """Influence of each period on the total, to first order, float64[periods]; the sum is 0.
 
         Divided by what the period leaves to the others, as the jackknife does: a large period draws the ratio to
         itself, and its own residual is too small.

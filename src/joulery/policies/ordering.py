@@ -27,7 +27,7 @@ _SHORTEST_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Aging:
-    """How waiting is rewarded.
+    """Rules of aging: the reward for waiting.
 
     Attributes:
         rate: Seconds of predicted service forgiven per second waited (the paper's alpha), >= 0.
@@ -52,13 +52,13 @@ class Aging:
         return cls(1.0, 0.0, decay_s)
 
     def size_s(self, predicted_s: float) -> float:
-        """What a request starts with: its predicted time, or minus its head start."""
+        """Initial size of a request: its predicted time, or minus its head start."""
         if self.decay_s == 0:
             return predicted_s
         return self.decay_s * math.log(-math.expm1(-max(predicted_s, _SHORTEST_S) / self.decay_s))
 
     def key_s(self, predicted_s: float, waited_s: float) -> float:
-        """What is compared at a dispatch: the smallest runs first."""
+        """Sort key at a dispatch: the smallest runs first."""
         return self.size_s(predicted_s) - self.rate * max(0.0, waited_s - self.grace_s)
 
 

@@ -1,4 +1,4 @@
-"""Which answer runs, revised while answers are written: expected remainders in place of predicted lengths.
+"""Order of answers, revised while they are written: expected remainders in place of predicted lengths.
 
 The order is that of :mod:`joulery.policies.ordering`, by what a request is still expected to take given what has been
 written of it (:mod:`joulery.perf.lengths.remaining`). A running answer that outlives its prediction so falls behind,
@@ -48,7 +48,7 @@ class BacklogHistory:
 
     @property
     def now_s(self) -> float:
-        """What the latest answer left behind."""
+        """Backlog behind the latest answer."""
         return self._latest[-1] if self._latest else 0.0
 
     def add(self, backlog_s: float) -> None:
@@ -60,7 +60,7 @@ class BacklogHistory:
 
     @property
     def high_s(self) -> float:
-        """What one request in a hundred meets; 0 before any answer has ended."""
+        """Backlog that one request in a hundred meets; 0 before any answer has ended."""
         count = len(self._ascending)
         return self._ascending[min(int(_QUANTILE * count), count - 1)] if count else 0.0
 
@@ -84,7 +84,7 @@ class Reranking:
             raise ConfigError("an order that is revised has no grace", got=f"{self.aging.grace_s} s")
 
     def aged(self, average_s: float, high_s: float = 0.0, now_s: float = 0.0) -> Aging:
-        """How waiting is rewarded.
+        """The aging rules in force.
 
         Args:
             average_s: What a mean answer takes, > 0.
@@ -95,7 +95,7 @@ class Reranking:
 
     @staticmethod
     def key_s(aging: Aging, arrival_s: float, remaining_s: float) -> float:
-        """What is compared; the smallest runs. Constant in time, so waiting requests keep their order."""
+        """Sort key; the smallest runs. Constant in time, so waiting requests keep their order."""
         return aging.size_s(remaining_s) + aging.rate * arrival_s
 
     def interrupts(self, aging: Aging, waiting: tuple[float, float], running: tuple[float, float]) -> bool:

@@ -1,1 +1,1 @@
-"""What is kept: run directories, JSONL logs, Parquet series, the SQLite ledger, their versions and migrations."""
+"""Storage: run directories, JSONL logs, Parquet series, the SQLite ledger, their versions and migrations."""

@@ -1,4 +1,4 @@
-"""Which prompts were answered by which model in how many tokens: what a length predictor learns from.
+"""Answered prompts with model and token count: the training data of a length predictor.
 
 One JSON object a line (``model``, ``prompt``, ``out_tokens``; ``cut`` where the client's limit ended the answer, which
 would have been at least so long), appended as answers end. A writer that was killed leaves

@@ -22,7 +22,7 @@ BUSY_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DatabaseKind:
-    """What a file holds, and what to say when it cannot be used.
+    """Kind of a database file, and hints for one that cannot be used.
 
     Attributes:
         noun: What it is called, such as ``ledger``.

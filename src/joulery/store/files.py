@@ -122,7 +122,7 @@ def _readable(document: Any) -> Any:
 
 
 def read_json(path: Path, *, bytes_too: bool = False) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Args:
         path: The file.

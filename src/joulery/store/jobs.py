@@ -80,7 +80,7 @@ class JobBook:
         return tuple(number for number in sorted(self._numbers()) if (self.folder(number) / "job.json").exists())
 
     def folder(self, job: int) -> Path:
-        """Where everything about a job lies."""
+        """Folder of everything about a job."""
         return self._folder / f"{job:06d}"
 
     def read(self, job: int, fact: str) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ LimitPoints = tuple[tuple[float, float, float], ...]
 
 
 class JobLimitBook:
-    """What power limits did to jobs of one kind, a file a kind: the next job of the kind starts from it.
+    """Effects of power limits on jobs of one kind, a file a kind: the next job of the kind starts from them.
 
     Args:
         folder: Where; made with the first file.

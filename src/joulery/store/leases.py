@@ -33,7 +33,7 @@ _FIRST_NAMESPACES = {"pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
 
 
 class LeaseState(StrEnum):
-    """How a lease stands."""
+    """State of a lease."""
 
     HELD = "held"
     """Its owner lives, or is in another container and renews it."""
@@ -74,8 +74,10 @@ def _namespace(proc: Path, kind: str) -> int:
 
 
 def state_folder() -> Path:
-    """Where joulery keeps what outlives a process: ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else
-    ``joulery`` in the user's state folder."""
+    """State folder, which outlives processes.
+
+    ``JOULERY_STATE``, else ``/var/lib/joulery`` for root, else ``joulery`` in the user's state folder.
+    """
     named = os.environ.get("JOULERY_STATE")
     if named:
         return Path(named)
@@ -269,7 +271,7 @@ def lives(owner: Owner) -> bool:
 
 
 def lease_state(lease: Lease, now_s: float) -> LeaseState:
-    """How a lease stands. Process numbers of another container mean nothing here: only its renewals count.
+    """State of a lease. Process numbers of another container mean nothing here: only its renewals count.
 
     Args:
         lease: The lease.

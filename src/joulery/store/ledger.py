@@ -138,7 +138,7 @@ class Ledger(Database):
     def rows(
         self, by: str, *, owner: str | None = None, start_s: float | None = None, end_s: float | None = None
     ) -> tuple[Row, ...]:
-        """What was spent, by ``owner``, ``workload``, ``run``, ``device`` or ``hour`` (its start in Unix seconds).
+        """Spending by ``owner``, ``workload``, ``run``, ``device`` or ``hour`` (its start in Unix seconds).
 
         Args:
             by: What the rows are about.

@@ -41,7 +41,7 @@ def comparison_document(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def difference_document(difference: PlanDifference) -> dict[str, Any]:
-    """What changes against a running plan."""
+    """Changes against a running plan."""
     return {
         "migrations": difference.migrations,
         "moves": difference.migrations,
@@ -225,7 +225,7 @@ def _clocks_document(gpu: PlannedGpu, set_mhz: float) -> dict[str, float]:
 
 
 def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict[str, Any]:
-    """What a joint plan has chosen for an instance, and the watts it adds."""
+    """Choices of a joint plan for an instance, and the watts it adds."""
     return {
         "variant": each.model,
         "mode": mode,

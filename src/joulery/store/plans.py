@@ -432,5 +432,5 @@ def _layouts_plan(document: Mapping[str, Any]) -> LayoutPlan:
 
 
 def _fields(noun: Any, document: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """What a document holds under the names of a dataclass's fields."""
+    """Values of a document under the names of a dataclass's fields."""
     return {field.name: document[field.name] for field in dataclasses.fields(noun) if field.name not in without}

@@ -107,7 +107,7 @@ class ScoreDatabase(Database):
         )
 
     def entries(self) -> tuple[ScoreEntry, ...]:
-        """What is known, by model and device."""
+        """Known scores, by model and device."""
         rows = self.query(
             "SELECT model, device, quality, score, (SELECT COUNT(*) FROM operators WHERE profile = profiles.id)"
             " FROM profiles ORDER BY model, device, quality"

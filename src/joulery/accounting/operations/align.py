@@ -137,7 +137,7 @@ def _weighed_hosts(cut: Session, trace: EventTrace, threads: ThreadTimes) -> Ses
 
 
 def _silent_notes(cpu_s: Sequence[float]) -> list[str]:
-    """What processes without operations (workers of a loader, launchers) took of the CPU."""
+    """CPU time of processes without operations (workers of a loader, launchers)."""
     if not sum(cpu_s) >= _SILENT_S:
         return []
     return [
@@ -174,7 +174,7 @@ def _devices(
 def _notes(
     cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns, power: Mapping[str, Sequence[PowerSteps]]
 ) -> list[str]:
-    """What is not counted, and why."""
+    """Parts that are not counted, and the reasons."""
     outside = [f"{cut.outside} events lie outside the window and are not counted"] if cut.outside else []
     return [
         *outside,
@@ -316,7 +316,7 @@ def _divided(
 def _sharers(
     row: IntArray, start_ns: IntArray, end_ns: IntArray, multiplicity: Multiplicity
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Who has one share each: every piece, or every row however many of its pieces run; row, start, end by start."""
+    """Holders of one share each: every piece, or every row however many of its pieces run; row, start, end by start."""
     if multiplicity == "events":
         return row, start_ns, end_ns
     merged, opener, closer = unions(row, start_ns, end_ns)

@@ -190,7 +190,7 @@ def _ordered(children: list[tuple[Node, int]], feeds: set[tuple[str, str]]) -> l
 
 
 def _own(node: _Growing) -> _Growing | None:
-    """What an inner node spent itself, taken out of it as a child; joined with a child already called ``<self>``."""
+    """An inner node's own energy, taken out of it as a child; joined with a child already called ``<self>``."""
     if node.energies is None:
         return None
     own = (node.children or {}).get(SELF) or _Growing()

@@ -55,7 +55,7 @@ class DevicePower:
         return float(np.sum(self.watts * np.diff(self.edges_ns))) / NS_PER_S
 
     def place(self, t_ns: IntArray) -> IntArray:
-        """Which edge is the first that is not before each instant of the window, int64[...]."""
+        """Index of the first edge that is not before each instant of the window, int64[...]."""
         return np.asarray(np.searchsorted(self.edges_ns, t_ns, "left"), np.int64)
 
     def known_until_j(self, t_ns: IntArray, place: IntArray) -> FloatArray:
@@ -70,7 +70,7 @@ class DevicePower:
         return np.asarray((spent[at] + self.watts[at] * (t_ns - self.edges_ns[at])) / NS_PER_S, np.float64)
 
     def updates_before(self, place: IntArray) -> IntArray:
-        """How often the sensor gave a new value before each instant, of which the :meth:`place` is given."""
+        """Number of sensor updates before each instant, of which the :meth:`place` is given."""
         return np.asarray(np.searchsorted(self.updates_ns, self.edges_ns, "left")[place], np.int64)
 
     @property

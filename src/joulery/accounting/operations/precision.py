@@ -1,4 +1,4 @@
-"""How far a footprint can be trusted: similarity of accountings, and what the sensor can see at all.
+"""Confidence in a footprint: similarity of accountings, and the sensor's resolution.
 
 The paper's measures (Smaragdine, ICSE'24, section 5.4) are correlations between footprints: under sparser sampling
 (ASSS) and under more repetitions (ASSW). A correlation close to 1 proves little: footprints that are wrong by a tenth
@@ -21,7 +21,7 @@ from joulery.domain.errors import DataError
 
 
 class Sight(StrEnum):
-    """How well a sensor resolves an operation."""
+    """Degree to which a sensor resolves an operation."""
 
     RESOLVED = "resolved"
     """Longer than the sensor's resolution: its own power was measured."""
@@ -35,7 +35,7 @@ class Sight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """How one row of a footprint compares with its sensor.
+    """One row of a footprint compared with its sensor.
 
     Attributes:
         ratio: Median duration over the sensor's resolution; NaN without a sensor.
@@ -49,7 +49,7 @@ class Resolution:
 
 
 def resolution(footprint: TensorFootprint) -> list[Resolution]:
-    """How each row of a footprint compares with its sensor."""
+    """Each row of a footprint compared with its sensor."""
     devices = {entry.device: entry for entry in footprint.devices}
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.where(footprint.energy_j > 0, 2 * footprint.error_j / footprint.energy_j, np.nan)

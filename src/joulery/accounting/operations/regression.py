@@ -54,7 +54,7 @@ class Estimate:
 
 
 def why_not(power: DevicePower, runtime_s: FloatArray) -> str | None:
-    """Why regression would mislead for a device; None where it helps.
+    """The reason why regression would mislead for a device; None where it helps.
 
     Args:
         power: The device's power.

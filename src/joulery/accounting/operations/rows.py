@@ -28,7 +28,7 @@ BY = ("module", "layer", "op", "phase")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Which components stand for the same thing.
+    """A rule that gives components that stand for the same thing one name.
 
     Attributes:
         pattern: Matched against one whole component of a qualified name at a time: ``layer_1`` is not ``layer_10``.

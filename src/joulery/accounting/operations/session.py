@@ -44,7 +44,7 @@ class OtherUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """What ran inside a window.
+    """Pieces of operations that ran inside a window.
 
     Attributes:
         window_ns: Half-open.
@@ -79,7 +79,7 @@ class Session:
         return self.weight[pieces] if self.weight is not None and known else None
 
     def rest_on(self, pieces: IntArray) -> OtherUse | None:
-        """What shares the power of the device of some pieces and belongs to none; None without."""
+        """The use that shares the power of the device of some pieces and belongs to none; None without."""
         return self.rest.get(self.rows.device[int(self.row[pieces[0]])]) if len(pieces) else None
 
     def on(self, device: str) -> IntArray:

@@ -118,7 +118,7 @@ class Cached:
         return first_s <= begin_s and end_s <= last_s and 0 <= now_s - asked_at_s < self.fresh_s
 
     def _load(self, days: Iterable[int]) -> tuple[Meaning | None, list[_Kept]]:
-        """What the files of these UTC days hold."""
+        """The content of the files of these UTC days."""
         meaning: Meaning | None = None
         kept: list[_Kept] = []
         for day in days:

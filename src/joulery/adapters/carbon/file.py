@@ -124,7 +124,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """How to read a file of carbon intensity.
+    """Format of a file of carbon intensity.
 
     Attributes:
         zone: Zone to put on the series; empty for the name of the file.

@@ -22,7 +22,7 @@ RETRIED = frozenset({429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to try.
+    """Timeouts and retries of a request.
 
     Attributes:
         timeout_s: For each of connecting, sending and reading.
@@ -166,7 +166,7 @@ class CarbonService:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What the service says went wrong, in a line."""
+    """The service's error message, in a line."""
     try:
         body = answer.json()
     except ValueError:

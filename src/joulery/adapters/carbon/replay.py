@@ -51,7 +51,7 @@ class ReplayedCarbon:
         return self._shown(t0_s, t1_s, "replayed", None)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """What the replay will show, exactly."""
+        """The intensity that the replay will show, exactly."""
         return self._shown(t0_s, t1_s, "replayed, forecast without error", self.begins_s)
 
     def _shown(self, t0_s: float, t1_s: float, how: str, issued_at_s: float | None) -> CarbonSeries:

@@ -26,7 +26,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What the numbers of a series mean, whatever they are.
+    """Meaning of the numbers of a series, whatever they are.
 
     Attributes:
         zone: ``GB``, ``US-CAL-CISO`` ...

@@ -1,1 +1,1 @@
-"""Where training jobs run: this machine, Slurm."""
+"""Cluster backends for training jobs: this machine, Slurm, Kueue."""

@@ -137,7 +137,7 @@ class LocalBackend:
         return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
 
     def placements(self) -> tuple[Placement, ...]:
-        """Where every job with a living process runs."""
+        """The placement of every job with a living process."""
         found = []
         for number in self._book.ids():
             run = None if number in self._over else self._run(number)
@@ -146,7 +146,7 @@ class LocalBackend:
         return tuple(found)
 
     def metered(self) -> tuple[Placement, ...]:
-        """Where every job with a living process runs, and every run that ended since the last call, once.
+        """The placement of every job with a living process, and every run that ended since the last call, once.
 
         A run that began and ended between two calls is among them if this backend started it.
         """
@@ -285,7 +285,7 @@ class LocalBackend:
         return ratio if ratio == ratio or self._pattern is None else read_output(folder / "output.log", self._pattern)
 
     def _backing_off(self, asked: Mapping[str, Any]) -> str:
-        """Why a job that was killed does not start yet; empty where it may."""
+        """Reason why a job that was killed does not start yet; empty where it may."""
         again = asked.get("again")
         if again is None or again["boot"] != _boot_id() or self._boot_s() >= again["boot_s"]:
             return ""
@@ -326,7 +326,7 @@ class LocalBackend:
         return self._look(number)
 
     def _held(self, number: int, run: Mapping[str, Any]) -> JobRun | None:
-        """How long a run has held its slots, until now or until its end.
+        """The run, with the time that it has held its slots until now or until its end.
 
         The runner writes its exit code as its last act: the time of that file, or of the draft that a full disk left
         of it, is the end. A run that was killed ends when this backend, which saw it alive, finds it gone; otherwise
@@ -472,7 +472,7 @@ def _alive(run: Mapping[str, Any]) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None when it ended (a zombie has)."""
+    """Start of a process, in ticks since boot; None when it ended (a zombie has)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -493,7 +493,7 @@ def _signal(run: Mapping[str, Any], number: signal.Signals) -> None:
 
 
 def _exit_code(file: Path) -> int | None:
-    """What the runner left; None where it could not (it was killed, or the machine went down)."""
+    """Exit code that the runner left; None where it could not (it was killed, or the machine went down)."""
     try:
         return int(file.read_text())
     except (FileNotFoundError, ValueError):

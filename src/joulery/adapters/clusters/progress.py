@@ -25,7 +25,7 @@ _SHARE = re.compile(r"(\d*\.?\d+)(\s*%)?")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where jobs report their progress.
+    """Source of the progress that jobs report.
 
     Attributes:
         folder: A file a job, named by its number; None where there is none.

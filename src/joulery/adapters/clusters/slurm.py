@@ -76,7 +76,7 @@ _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE |
 
 @dataclass(frozen=True, slots=True)
 class SlurmScope:
-    """Which jobs to see, and what their owners may say.
+    """Jobs that the backend sees, and settings left to their owners.
 
     Attributes:
         partitions: Those to schedule; all when empty.
@@ -369,7 +369,7 @@ class SlurmBackend:
         return found
 
     def _tier_points(self, record: SlurmRecord) -> float:
-        """What lifts a job above every job of partitions of a lower PriorityTier, which Slurm considers later."""
+        """Points that lift a job above every job of partitions of a lower PriorityTier, which Slurm considers later."""
         tiers = [self._tiers[name] for name in record.partition.split(",") if name in self._tiers]
         return _TIER_POINTS * (max(tiers) - min(self._tiers.values())) if tiers else 0.0
 

@@ -51,7 +51,7 @@ CHANGES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command came to."""
+    """Result of a command."""
 
     code: int
     out: str
@@ -59,7 +59,7 @@ class Done:
 
     @property
     def said(self) -> str:
-        """What it printed, in one line."""
+        """The output, in one line."""
         return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
 
     @property

@@ -138,7 +138,7 @@ def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
 
 
 def owner_range(comment: str, gpus: int) -> tuple[int, int]:
-    """What ``joulery:min=1,max=4`` in a comment allows; just ``gpus`` where it says nothing sensible."""
+    """The range that ``joulery:min=1,max=4`` in a comment allows; just ``gpus`` where it states no valid range."""
     said = _said(comment)
     if "min" not in said and "max" not in said:
         return gpus, gpus
@@ -147,7 +147,7 @@ def owner_range(comment: str, gpus: int) -> tuple[int, int]:
 
 
 def owner_deadline_s(comment: str) -> float:
-    """When ``joulery:by=2026-11-27T18:00`` in a comment needs the job, Unix seconds; infinite where it says no time.
+    """The time that ``joulery:by=2026-11-27T18:00`` in a comment states, Unix seconds; infinite where there is none.
 
     Without a zone it is the scheduler's local time, as with Slurm's own times.
     """
@@ -158,14 +158,14 @@ def owner_deadline_s(comment: str) -> float:
 
 
 def _said(comment: str) -> dict[str, str]:
-    """What the owner says to joulery, by name."""
+    """The owner's settings for joulery, by name."""
     match = _SAID.search(comment)
     parts = (part.partition("=") for part in match[1].split(",")) if match else ()
     return {name: value for name, _, value in parts}
 
 
 def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
-    """Why a job is left alone; empty where it is not."""
+    """Reason why a job is left alone; empty where it is not."""
     if partitions and not set(record.partition.split(",")) & set(partitions):
         return f"partition {record.partition} is not scheduled"
     if record.array and not record.array_tasks:
@@ -174,7 +174,7 @@ def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
 
 
 def verdict(record: SlurmRecord) -> str:
-    """Why Slurm would not start a waiting job even on free slots; empty where only slots are missing.
+    """Slurm's reason not to start a waiting job even on free slots; empty where only slots are missing.
 
     A held job has no verdict: Slurm does not look at it.
     """
@@ -183,7 +183,7 @@ def verdict(record: SlurmRecord) -> str:
 
 
 def _waits_for_others(record: SlurmRecord) -> str:
-    """Why a waiting job is not due."""
+    """Reason why a waiting job is not due."""
     if record.held:
         return "held by its owner or an operator"
     for reason in _NOT_DUE:

@@ -1,4 +1,4 @@
-"""Which processes and GPUs of a node belong to which job of Slurm, read from the kernel: nothing is asked of Slurm.
+"""Processes and GPUs of a node by Slurm job, read from the kernel without a call to Slurm.
 
 A process belongs to the job of its cgroup (``.../job_7/step_batch``), which it cannot change; where Slurm makes no
 cgroups, to the one that Slurm put into its environment (``SLURM_JOB_ID``). The ones on top are those whose parent does

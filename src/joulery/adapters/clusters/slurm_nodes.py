@@ -56,7 +56,7 @@ class SlurmNode:
 
     @property
     def shape(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]:
-        """What jobs choose nodes by; nodes of one shape are interchangeable."""
+        """Properties that jobs choose nodes by; nodes of one shape are interchangeable."""
         return tuple(sorted(self.partitions)), tuple(sorted(self.types)), tuple(sorted(self.features)), self.gpus
 
     def suits(self, record: SlurmRecord) -> bool:
@@ -101,7 +101,7 @@ def parse_tiers(text: str) -> dict[str, int]:
 
 
 def _cells(line: str) -> dict[str, str]:
-    """What a line holds, by field."""
+    """Cells of a line, by field."""
     cells, at = {}, 0
     for name, width in FIELDS:
         cells[name] = line[at : at + width].strip()
@@ -163,5 +163,5 @@ def pools(nodes: Iterable[SlurmNode], jobs: Iterable[Sequence[SlurmRecord]]) -> 
 
 
 def request_of(record: SlurmRecord) -> tuple[str, str, str]:
-    """What decides on which nodes a job may run."""
+    """Properties of a job that decide which nodes it may run on."""
     return record.partition, record.gpu_type, record.features

@@ -64,7 +64,7 @@ def _stamp(text: str) -> float:
 
 
 class Reach:
-    """Which nodes jobs may run on.
+    """Nodes that jobs may run on.
 
     Args:
         nodes: The nodes with GPUs.

@@ -1,4 +1,4 @@
-"""What ``squeue`` and ``sinfo`` print, as jobs and slots: JSON of 21.08 and newer, fixed columns of what came before.
+"""Parsers of ``squeue`` and ``sinfo`` output: JSON of 21.08 and newer, fixed columns of what came before.
 
 Field names and forms differ between versions: a number may be ``7`` or ``{"set": true, "infinite": false, "number":
 7}``, a state ``"RUNNING"`` or ``["RUNNING"]``, a reason may be spelt out. One record type hides that.
@@ -141,7 +141,7 @@ class SlurmRecord:
 
     @property
     def address(self) -> str:
-        """How ``scontrol`` names this job and no other: the number of an array or of a first component names all."""
+        """``scontrol``'s name of this job and no other: the number of an array or of a first component names all."""
         if self.array:
             return (
                 f"{self.array}_{self.array_tasks}" if self.tasks_waiting == 1 else f"{self.array}_[{self.array_tasks}]"
@@ -303,7 +303,7 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
 
 
 def _sharing(job: Mapping[str, Any]) -> set[str]:
-    """How it shares nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
+    """Its sharing of nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
     said = job.get("shared")
     return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
 
@@ -432,7 +432,7 @@ def with_reason(comment: str, text: str) -> str:
 
 
 def component(record: SlurmRecord) -> str:
-    """How ``scontrol`` names this component of a heterogeneous job alone; the job's address for other jobs."""
+    """``scontrol``'s name of this component of a heterogeneous job alone; the job's address for other jobs."""
     return f"{record.het}+{record.het_offset}" if record.het else record.address
 
 

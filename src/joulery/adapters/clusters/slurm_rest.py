@@ -37,7 +37,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class RestPlace:
-    """Where slurmrestd answers.
+    """Address and user of slurmrestd.
 
     Attributes:
         url: Its address over TCP; empty where it has a socket.

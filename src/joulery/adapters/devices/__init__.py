@@ -1,1 +1,1 @@
-"""What sets devices: clocks, MIG partitions, MPS. One file a vendor surface; every change is whole or undone."""
+"""Device settings: clocks, power, MIG, MPS, sleep. One file a vendor surface; every change is whole or undone."""

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Surface(Generic[T]):
-    """How one knob is turned and looked at. ``T`` is everything it sets, comparable by ``==``.
+    """Functions that set and observe one knob. ``T`` is everything it sets, comparable by ``==``.
 
     Attributes:
         what: The device, for messages.

@@ -126,7 +126,7 @@ class CpufreqClock:
             self._files.write(self._root / path, ceiling)
 
     def _settled(self, new: Files, old: Files) -> Files:
-        """What is set now; clocks that the driver rounded a little count as what was asked for."""
+        """The present setting; clocks that the driver rounded a little count as what was asked for."""
         found = self._look()
         for path, text in found.items():
             for asked in (new, old):

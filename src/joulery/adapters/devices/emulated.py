@@ -52,7 +52,7 @@ class EmulatedClock:
         )
 
     def observe(self) -> DeviceState[ClockSetting]:
-        """What was asked for last; it runs at exactly that."""
+        """The latest setting; the clock runs at exactly that."""
         ceiling = self._guarded()
         running = self._clocks[-1] if ceiling is None else ceiling
         return DeviceState(ClockSetting(ceiling), {"ceiling_mhz": ceiling}, running)

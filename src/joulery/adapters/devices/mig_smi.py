@@ -40,7 +40,7 @@ class SmiDenied(SmiRefused):
 
 
 def smi_command() -> tuple[str, ...] | None:
-    """How this user runs ``nvidia-smi`` as root without being asked anything; None where that is not granted."""
+    """The command with which this user runs ``nvidia-smi`` as root without a prompt; None where that is not granted."""
     program, sudo = shutil.which(PROGRAM), shutil.which("sudo")
     if program is None or sudo is None:
         return None
@@ -93,7 +93,7 @@ class SmiMig:
             raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {said.splitlines()[0]}")
 
     def profiles(self) -> tuple[MigProfile, ...]:
-        """What may be cut, largest first; places are asked of the program in MIG mode."""
+        """The profiles of the board, largest first; places are asked of the program in MIG mode."""
         found = NvmlMig(self.board).profiles(places=False)
         if not self.mode()[0]:
             return found
@@ -140,7 +140,7 @@ class SmiMig:
         self._run("mig", "-gi", str(instance_id), "-dgi")
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """What programs see."""
+        """The instances as programs see them."""
         return NvmlMig(self.board).devices()
 
     @property

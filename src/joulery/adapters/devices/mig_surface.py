@@ -33,7 +33,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class MigState:
-    """How a GPU is cut.
+    """Partitioning of a GPU.
 
     Attributes:
         enabled: True in MIG mode.
@@ -53,7 +53,7 @@ class MigState:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """What a program sees of an instance.
+    """An instance as a program sees it.
 
     Attributes:
         uuid: ``MIG-…``, for ``CUDA_VISIBLE_DEVICES``.
@@ -84,7 +84,7 @@ class MigSurface(Protocol):
         ...
 
     def profiles(self) -> tuple[MigProfile, ...]:
-        """What may be cut; ``starts`` are empty while MIG mode is off."""
+        """The profiles of the board; ``starts`` are empty while MIG mode is off."""
         ...
 
     def instances(self) -> tuple[tuple[int, GpuInstance], ...]:
@@ -100,7 +100,7 @@ class MigSurface(Protocol):
         ...
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """What programs see."""
+        """The instances as programs see them."""
         ...
 
 
@@ -138,7 +138,7 @@ class NvmlMig:
         return {name: number for name, (number, _) in self._ids.items()}
 
     def profiles(self, *, places: bool = True) -> tuple[MigProfile, ...]:
-        """What may be cut, largest first; without asking where, unless ``places``."""
+        """The profiles of the board, largest first; without asking for their places, unless ``places``."""
         nvml, handle = self.board.nvml, self.board.handle
         enabled = places and self.mode()[0]
         found = []
@@ -185,7 +185,7 @@ class NvmlMig:
         nvml.nvmlGpuInstanceDestroy(pointer)
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """What programs see; needs no permission."""
+        """The instances as programs see them; needs no permission."""
         nvml, handle = self.board.nvml, self.board.handle
         found = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -207,7 +207,7 @@ class NvmlMig:
         return self._ids[profile]
 
     def _starts(self, profile_id: int, count: int) -> tuple[tuple[int, ...], int]:
-        """Where instances of a profile may begin, and how many memory slices they take."""
+        """Places where instances of a profile may begin, and the number of memory slices they take."""
         nvml = self.board.nvml
         number = ctypes.c_uint(max(count, 8))
         places = (nvml.c_nvmlGpuInstancePlacement_t * number.value)()

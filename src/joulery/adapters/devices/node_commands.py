@@ -48,7 +48,7 @@ class NodeCommands:
         return DeviceCapability(self.device, self._node, Knob.SLEEP, not missing, detail)
 
     def observe(self) -> DeviceState[SleepSetting]:
-        """What was asked for last by this process; a machine that another process sent to sleep is shown as awake."""
+        """The latest setting by this process; a machine that another process sent to sleep is shown as awake."""
         return DeviceState(SleepSetting(self._asleep), {"asleep": self._asleep})
 
     def apply(self, wanted: SleepSetting, /) -> DeviceChange[SleepSetting]:

@@ -32,7 +32,7 @@ class NvidiaBoard:
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What the driver raises."""
+        """Exceptions that the driver raises."""
         return (self.nvml.NVMLError,)
 
     def refused(self, error: Exception) -> JouleryError | None:

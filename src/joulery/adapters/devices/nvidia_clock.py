@@ -72,7 +72,7 @@ class NvidiaClock:
         )
 
     def observe(self) -> DeviceState[ClockSetting]:
-        """What this device set last, and how fast the SMs run now."""
+        """The latest setting by this device, and the speed of the SMs now."""
         try:
             clock_mhz = self._running_mhz()
         except self._board.failures as error:

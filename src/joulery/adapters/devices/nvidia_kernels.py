@@ -1,4 +1,4 @@
-"""What NVIDIA's kernel profiler (Nsight Compute, ``ncu``) sees of a command: its kernels, their use of the L2 cache.
+"""Kernels of a command and their L2 cache use, from NVIDIA's kernel profiler (Nsight Compute, ``ncu``).
 
 It runs every kernel by itself, several times over, so the command takes longer and its timing means nothing; the number
 of kernels and the share of its peak at which each keeps the L2 cache busy are what it is asked for.
@@ -119,7 +119,7 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
 
 
 def _refused(said: str, stderr: str) -> CapabilityError:
-    """Why ncu failed, in its own words."""
+    """The error of ncu, in its own words."""
     lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
     message = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it printed no message")
     reason = message.replace("==ERROR==", "").strip()

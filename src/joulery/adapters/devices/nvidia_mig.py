@@ -1,4 +1,4 @@
-"""How an NVIDIA GPU is cut into MIG instances: A30, A100, H100, H200 and their kin.
+"""MIG partitioning of one NVIDIA GPU: A30, A100, H100, H200 and their kin.
 
 A change keeps every instance that can stay where it lies, refuses while anything that would have to go is in use, and
 ends in the old cut or the new one: whatever fails on the way, the old one is made again, place by place.
@@ -93,7 +93,7 @@ class NvidiaMig:
         return DeviceState(_setting(cut), _memento(cut), slices=tuple(sorted(slices, key=lambda part: part.start)))
 
     def price(self, wanted: MigSetting) -> MigTransition:
-        """What another cut would take, and what stands in its way.
+        """The steps and time of a change to another partition, and the processes that stand in its way.
 
         Raises:
             ConfigError, CapabilityError: As :meth:`apply`.
@@ -228,7 +228,7 @@ class NvidiaMig:
             raise self._refused(error) or self._board.trouble(error) from error
 
     def _transition(self, old: MigState, new: MigState) -> MigTransition:
-        """What happens to which instance, and who runs on those that go."""
+        """Changes by instance, and the processes on those that go."""
         gone = tuple(item for item in old.instances if item not in new.instances)
         fresh = tuple(item for item in new.instances if item not in old.instances)
         mode_change = old.enabled != new.enabled
@@ -273,7 +273,7 @@ class NvidiaMig:
 
 
 def _surface(board: NvidiaBoard) -> MigSurface:
-    """How this process may cut a board: with CAP_SYS_ADMIN through NVML, else through what it may run as root."""
+    """Surface to cut a board: with CAP_SYS_ADMIN through NVML, else through what this process may run as root."""
     command = None if may_administer() else smi_command()
     return NvmlMig(board) if command is None else SmiMig(board, command)
 
@@ -285,7 +285,7 @@ def _how(*, may: bool, through: bool) -> str:
 
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
-    """What a process needs in its environment to run on a GPU or an instance of one, and see nothing else."""
+    """Environment variables for a process to run on a GPU or an instance of one, and see nothing else."""
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 

@@ -110,7 +110,7 @@ class NvidiaMps:
         self._board.require_room(shared=True)
 
     def environment(self, share_ratio: float) -> tuple[tuple[str, str], ...]:
-        """What a process needs in its environment to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
+        """Environment variables for a process to run with a share of this GPU's SMs; 1 sets no limit on a slice."""
         limit = (("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{100 * share_ratio:g}"),)
         return (
             ("CUDA_VISIBLE_DEVICES", self._uuid),
@@ -145,7 +145,7 @@ class NvidiaMps:
         self._board.close()
 
     def _mode(self) -> str:
-        """What the board's compute mode means for MPS; empty for the default."""
+        """Meaning of the board's compute mode for MPS; empty for the default."""
         mode = compute_mode(self._board.nvml, self._board.handle)
         if mode is ComputeMode.PROHIBITED:
             return "; prohibited compute mode: nothing computes on it"
@@ -174,7 +174,7 @@ class NvidiaMps:
         self._ask(f"set_default_active_thread_percentage {100 * wanted.default_share_ratio:g}")
 
     def _settled(self, new: MpsSetting, old: MpsSetting) -> MpsSetting:
-        """What is set now; a share that was rounded counts as what was asked for."""
+        """The present setting; a share that was rounded counts as what was asked for."""
         found = self._look()
         for asked in (new, old):
             near = abs(found.default_share_ratio - asked.default_share_ratio) <= _ROUNDING
@@ -197,7 +197,7 @@ class NvidiaMps:
             raise MpsRefused(f"its share reads {answer!r}") from error
 
     def _ask(self, command: str) -> str:
-        """What the daemon answers to one command."""
+        """The daemon's answer to one command."""
         return self._run(command=command)
 
     def _run(self, *arguments: str, command: str = "") -> str:

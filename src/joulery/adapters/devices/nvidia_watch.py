@@ -1,4 +1,4 @@
-"""What an NVIDIA board draws and how fast it runs while something is profiled, and what is read off it once."""
+"""Power and clock of an NVIDIA board while something is profiled, and its constants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NvidiaBoardWatch:
 
     @property
     def name(self) -> str:
-        """What the vendor calls it."""
+        """The vendor's name of the board."""
         return self._board.name
 
     def limits(self) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class NvidiaBoardWatch:
             raise self._board.trouble(error) from error
 
     def pcie_bytes_per_ms(self) -> float:
-        """What transfers to the board are taken to reach, bytes/ms: a fixed share of its link's speed.
+        """Assumed speed of transfers to the board, bytes/ms: a fixed share of its link's speed.
 
         Raises:
             CapabilityError: The board does not tell.

@@ -1,4 +1,4 @@
-"""Which part of which GPU a replica runs on, and having GPUs cut and shared so that there are enough parts.
+"""Placement of replicas on parts of GPUs; GPUs are partitioned and shared so that there are enough parts.
 
 Large instances are placed first, on the first GPU that has one already or can be cut so; MPS shares go to the first GPU
 with room. What is cut already stays cut while it suffices: cutting costs seconds and empties instances. Processes that
@@ -135,7 +135,7 @@ class GpuPlaces:
         return said
 
     def _start_daemon(self, device: str, instance: str) -> list[str]:
-        """Have the MPS daemon of a MIG instance run; what was done."""
+        """Start the MPS daemon of a MIG instance where it does not run; what was done."""
         if self.within is None:
             raise CapabilityError(f"processes cannot share the slices of {device} here", resource=device)
         if instance not in self._daemons:

@@ -105,7 +105,7 @@ def _instruction(name: str, match: re.Match[str]) -> _Instruction:
 
 
 def _closing(text: str) -> int:
-    """Where the bracket closes that was open before the text; its end where none does."""
+    """Index at which the bracket closes that was open before the text; its end where none does."""
     depth = 1
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")

@@ -1,1 +1,1 @@
-"""What reads joules and watts: RAPL, NVML, a labelled CPU model, a recorded trace, a scripted fake."""
+"""Meters of energy and power: RAPL, GPUs, the host, a labelled CPU model, a recorded trace, a scripted fake."""

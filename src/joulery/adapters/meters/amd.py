@@ -84,7 +84,7 @@ class AmdMeter:
                 self._smi.amdsmi_shut_down()
 
     def holders(self) -> Mapping[str, Mapping[int, float] | None]:
-        """Which processes use each board; shares are NaN where there are several, for the driver does not tell them."""
+        """Processes that use each board; shares are NaN where there are several: the driver does not report them."""
         return {channel.device: self._holders(slot) for slot, channel in enumerate(self._channels)}
 
     def _holders(self, slot: int) -> dict[int, float] | None:

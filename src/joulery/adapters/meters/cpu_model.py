@@ -27,7 +27,7 @@ _UPDATE_S = 0.05
 
 
 class CpuPower(NamedTuple):
-    """What one logical CPU is taken to draw, its share of the rest of the server included.
+    """Assumed power of one logical CPU, its share of the rest of the server included.
 
     Attributes:
         name: Source of the numbers.
@@ -71,7 +71,7 @@ DEFAULT = CpuPower("an unknown processor, taken for Coffee Lake, the highest sin
 
 
 def cpu_power(proc: Path = Path("/proc")) -> CpuPower:
-    """What the table says about this machine's processor; :data:`DEFAULT` where it does not know it."""
+    """The table's entry for this machine's processor; :data:`DEFAULT` where it has none."""
     fields: dict[str, str] = {}
     for line in (proc / "cpuinfo").read_text().split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")

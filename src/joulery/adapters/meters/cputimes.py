@@ -1,4 +1,4 @@
-"""How busy the CPUs of each socket have been, from ``/proc/stat``."""
+"""Busy time of the CPUs of each socket, from ``/proc/stat``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ AVERAGING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one channel does over time, in seconds since the meter was opened.
+    """Behaviour of one channel over time, in seconds since the meter was opened.
 
     Attributes:
         watts: (start_s, watts) steps, starts increasing from 0; the last one stands for ever.
@@ -50,7 +50,7 @@ class Script:
 
     @property
     def channel(self) -> Channel:
-        """How the channel presents itself."""
+        """The channel's description."""
         average_s = AVERAGING_S if self.kind is ReadingKind.AVERAGE else 0.0
         return Channel(
             self.device, self.component, self.kind, "fake", Quality.ASSUMED, average_s, self.wrap_j, self.idle_w
@@ -70,7 +70,7 @@ class Script:
         )
 
     def reading(self, at_s: float) -> float:
-        """What the device shows at a time."""
+        """The device's reading at a time."""
         if any(start_s <= at_s < end_s for start_s, end_s in self.silent_s):
             return math.nan
         if self.kind is ReadingKind.POWER:
@@ -102,7 +102,7 @@ class FakeMeter:
         return tuple(script.channel for script in self._scripts)
 
     def read(self) -> tuple[float, ...]:
-        """What the scripts show now."""
+        """The scripts' readings now."""
         at_s = self._clock() - self._start_s
         values = tuple(script.reading(at_s) if self._open else math.nan for script in self._scripts)
         for slot, value in enumerate(values):

@@ -158,7 +158,7 @@ class NvmlMeter:
                 self._notes.append(f"NVML did not shut down cleanly: {error}")
 
     def holders(self) -> Mapping[str, Mapping[int, float] | None]:
-        """Which processes use each board, and how much.
+        """Processes that use each board, and their shares.
 
         Returns:
             By device: process id -> share of the busy time since the last call (0 where none was busy), or None

@@ -60,7 +60,7 @@ class RaplMeter:
         return tuple([self._read(slot, fd) for slot, fd in enumerate(self._fds)])
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out, what stopped answering, what came back."""
+        """Channels that were left out, stopped answering or came back."""
         said, self._notes = tuple(self._notes), []
         return said
 

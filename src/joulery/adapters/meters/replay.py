@@ -52,7 +52,7 @@ class ReplayMeter:
         return tuple(recording.channel for recording in self._recordings)
 
     def read(self) -> tuple[float, ...]:
-        """What was read at the same time of the recording: counters in between two readings are interpolated."""
+        """Readings at the same time of the recording: counters in between two readings are interpolated."""
         at_s = self._clock() - self._start_s
         return tuple(self._read(slot, recording, at_s) for slot, recording in enumerate(self._recordings))
 

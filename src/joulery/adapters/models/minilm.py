@@ -74,7 +74,7 @@ class PromptEncoder:
 
     @property
     def name(self) -> str:
-        """What it is, for the record of what a predictor was trained on."""
+        """Its name, for the record of what a predictor was trained on."""
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}, {self._how}{self.layers} layers, int8"
 
     def __call__(self, prompt: str) -> FloatArray:

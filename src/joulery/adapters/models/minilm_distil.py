@@ -29,7 +29,7 @@ _CLASS_RATIO = 0.3
 
 @dataclass(frozen=True, slots=True)
 class DistilRecipe:
-    """How a student is taught.
+    """Training settings of a student model.
 
     Attributes:
         layers: Of the student.
@@ -57,7 +57,7 @@ class DistilRecipe:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """What a student learns from.
+    """Training data of a student.
 
     Attributes:
         prompts: Texts.

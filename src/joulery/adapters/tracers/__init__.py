@@ -1,1 +1,1 @@
-"""What ran when, from the profilers of the frameworks: files they leave and programs they run in."""
+"""Tracers: readers of framework profilers' files, and recorders that run inside traced programs."""

@@ -246,7 +246,7 @@ def _closing_events(text: bytes) -> tuple[Block | None, bytes]:
 
 
 def _damage(text: bytes) -> str:
-    """Why what is left of a trace is no JSON."""
+    """Reason why what is left of a trace is no JSON."""
     try:
         orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError as error:

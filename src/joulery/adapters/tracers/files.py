@@ -73,7 +73,7 @@ def recognised(path: Path) -> str:
 
 
 def _json_form(head: bytes, more: Callable[[int], bytes], path: Path) -> str:
-    """Which JSON trace it is, by the first sign found."""
+    """Kind of a JSON trace, by the first sign found."""
     while head:
         found = {name: match.start() for name, sign in _SIGNS if (match := sign.search(head))}
         # Kineto's header keys come first in a file, so a sign that only the others have decides.

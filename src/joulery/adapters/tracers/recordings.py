@@ -1,4 +1,4 @@
-"""What recorders inside traced programs leave in a folder, whatever the framework: settings, marks, clocks.
+"""Files that recorders inside traced programs write, whatever the framework: settings, marks, clocks.
 
 The recording itself runs inside the program (:mod:`joulery.adapters.tracers.inject`), which is started through the
 program's environment, so that neither its code nor its command changes.

@@ -35,12 +35,12 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
 
     @property
     def footprint(self) -> Footprint | None:
-        """What the run cost on this node; None before it has ended, and in processes that do not measure."""
+        """The run's cost on this node; None before it has ended, and in processes that do not measure."""
         return self._meter.footprint
 
     @property
     def job(self) -> MultiNodeEnergy | None:
-        """What the run drew on all nodes of its job; None before it has ended, and where there is one node."""
+        """The job's energy on all its nodes; None before the run has ended, and where there is one node."""
         return self._meter.job
 
     def attach(self, trainer: Any) -> HuggingFaceCallback:

@@ -1,4 +1,4 @@
-"""What all nodes of one training job drew: each node leaves its sums in the job's own key-value store (PyTorch's).
+"""Energy of a training job over all its nodes: each node writes its sums to the job's own key-value store (PyTorch's).
 
 The store is the one at ``MASTER_ADDR:MASTER_PORT`` by which the processes of the job find each other. Leaving and
 looking wait for no other node: a node that is late, or is gone, delays no other.
@@ -46,7 +46,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiNodeEnergy:
-    """What a job drew on all its nodes.
+    """Energy of a job on all its nodes.
 
     Attributes:
         energy_j: Joules of the nodes that reported.
@@ -136,7 +136,7 @@ class JobBoard:
         self._guarded(lambda: self._store.set(_key(self.node), text))
 
     def job(self) -> MultiNodeEnergy | None:
-        """What the nodes have reported; None where none has, there is one node, or the store is lost."""
+        """Sums of the nodes that have reported; None where none has, there is one node, or the store is lost."""
         self._look_around()
         if self.nodes < 2:
             return None
@@ -155,7 +155,7 @@ class JobBoard:
         )
 
     def last(self, wait_s: float = LAST_WAIT_S) -> MultiNodeEnergy | None:
-        """What the nodes have reported once all have ended, or after ``wait_s``."""
+        """Sums of the nodes once all have ended, or after ``wait_s``."""
         end_s = self._now_s() + wait_s
         job = self.job()
         while job is not None and not job.final and self._now_s() < end_s:

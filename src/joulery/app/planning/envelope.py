@@ -29,7 +29,7 @@ _METHOD = "looked up in an envelope"
 
 @dataclass(frozen=True, slots=True)
 class FoundPlan:
-    """What a look-up found.
+    """Result of a look-up.
 
     Attributes:
         plan: The plan at the load that was asked for.
@@ -163,7 +163,7 @@ def point_of(text: str) -> tuple[float, float]:
 
 
 def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis]:
-    """What is asked at load 1, and what is priced.
+    """The request at load 1, and the price axis.
 
     Raises:
         ConfigError: Carbon has a weight and no intensity, or the site says too little.
@@ -186,7 +186,7 @@ def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis
 
 
 def _words(request: JointRequest) -> str:
-    """What makes a site's envelope: services, types, rules."""
+    """Identity of a site's envelope: services, types, rules."""
     services = {
         each.workload.id: [
             [[variant.model, None if math.isnan(variant.accuracy_ratio) else variant.accuracy_ratio]]

@@ -277,7 +277,7 @@ def _verdict(
     sliced: Mapping[str, SlicedGpu],
     balancer: Balancer,
 ) -> PlanVerdict:
-    """What a simulation sees of a plan; GPUs that are alike once, where services were planned as one kind."""
+    """Simulated verdict on a plan; GPUs that are alike once, where services were planned as one kind."""
     if plan.certificate is not None and plan.certificate.alike and not any(gpu.sliced for gpu in plan.gpus):
         return judge_layouts(plan.gpus, workloads, truths, balancer=balancer)
     return judge_plan(plan.gpus, workloads, truths, sliced=sliced, balancer=balancer)
@@ -302,7 +302,7 @@ def _cut(service: JointService, tail_ratio: float) -> float:
 
 
 def _truths(site: Site) -> dict[str, InterferenceProfile]:
-    """How each GPU type behaves in the simulation.
+    """True behaviour of each GPU type in the simulation.
 
     Raises:
         ConfigError: The catalog has no such truth, or it lacks a model.

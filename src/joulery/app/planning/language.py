@@ -82,8 +82,13 @@ def _judged(make: Callable[[LanguageRules], LanguagePlan], rules: LanguageRules)
 
 
 def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
-    """What one replica gives on a truth of its own: steps with noise, prompts that hold the batch up, geometric
-    lengths; a quantile for each SLO, the mean for a whole answer, s."""
+    """Simulated latencies of one replica on a truth of its own.
+
+    Steps have noise, prompts hold the batch up, and lengths are geometric.
+
+    Returns:
+        A quantile for each SLO, the mean for a whole answer, s; nothing with fewer than 20 first tokens.
+    """
     curve, service = served.candidate.curve, served.candidate.group.service
     truth = BatchedReplica(curve.itl_p50_s, curve.stall_s, curve.answer_tokens, STEP_NOISE_RATIO)
     answer_s = float(curve.token_time_s[-1]) * curve.answer_tokens
@@ -104,7 +109,7 @@ def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
 
 
 def _notes(site: Site, section: LanguagePlanSection) -> tuple[str, ...]:
-    """What the plan assumes, in words."""
+    """The plan's assumptions, in words."""
     notes = ["requests arrive at random (Poisson); time to first token follows from the prompt's arithmetic, assumed"]
     idle = [gpu.name for gpu in site.fleet.gpus if gpu.idle_w is None]
     if idle:
@@ -172,7 +177,7 @@ def _variant(pointer: str, variant: ServedModelConfig, known: dict[str, Language
 
 
 def _facts(variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageModelFacts:
-    """What is known of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
+    """Known facts of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
 
     Raises:
         ConfigError: It is none of these, or stated where the measured runs know it.

@@ -45,7 +45,7 @@ _MAX_BASELINE_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class LayoutRequest:
-    """What to plan.
+    """Input of a layout plan.
 
     Attributes:
         problem: For the optimiser.
@@ -306,7 +306,7 @@ def _layouts(request: LayoutRequest, pool: Pool) -> tuple[PlannedLayout, ...]:
 
 
 def _planned_service(request: LayoutRequest, pool: Pool, number: int, idle_w: float) -> LayoutService:
-    """What a service gets; ``idle_w``: idle power of its GPUs in the plan."""
+    """Allocation of a service; ``idle_w``: idle power of its GPUs in the plan."""
     service, base, shown = request.problem.services[number], request.baselines[number], pool.metrics[number]
     base_idle_w = base.gpus * request.problem.machines[0].idle_w
     same_gpus_j = shown.energy_j + max(base_idle_w - idle_w, 0.0) / service.rate_rps

@@ -21,7 +21,7 @@ _NAMED = ("model", "slice", "batch")
 
 
 def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
-    """What was measured of the slices of a GPU type that a site lists; None where the site names no measurements.
+    """Measurements of the slices of a GPU type that a site lists; None where the site names no measurements.
 
     Raises:
         ConfigError: The catalog does not know the type or how it is cut, or the site does not say its power.

@@ -42,7 +42,7 @@ LAYOUT_PRESETS = ("columns", "clover")
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How to plan, beside what the site says.
+    """Options of planning, beside the site file.
 
     Attributes:
         preset: Policy; None for the site's.
@@ -167,7 +167,7 @@ def chosen_preset(
 
 
 def _wanted(site: Site, objective: str | None) -> str:
-    """What of the site, or of the command, asks for preset joint; empty for nothing."""
+    """Setting of the site or of the command that asks for preset joint; empty for none."""
     if not site.services or not site.fleet.gpus:
         return ""
     plan, choice = site.plan, any(service.variants for service in site.services)

@@ -82,7 +82,7 @@ async def check_planned_llms(
 
 
 def _with_stated(site: Site, name: str, says: ServedModel) -> ServedModel:
-    """What a server says, and how many requests the site states that it runs at once, where it does not say."""
+    """A server's report, with the site's number of requests at once where the report has none."""
     engine = next(one.engine for one in site.language_models if one.name == name)
     stated = "max_num_seqs" in engine.model_fields_set
     return says._replace(max_num_seqs=engine.max_num_seqs) if says.max_num_seqs is None and stated else says

@@ -30,7 +30,7 @@ _MAX_MARGIN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ShareRequest:
-    """What is to be planned.
+    """Input of a plan of GPU shares.
 
     Attributes:
         workloads: The services, at the highest of their rates.
@@ -75,7 +75,7 @@ def share_request(site: Site) -> ShareRequest:
 
 
 def rules_of(site: Site, types: Sequence[GpuType], margin_ratio: float) -> Rules:
-    """What a plan of a site has to keep, and what it may choose.
+    """Constraints and choices of a site's plan.
 
     Args:
         site: The site.
@@ -156,7 +156,7 @@ def _process_memory(service: ServiceConfig, model: str) -> float | None:
 
 
 def planned_rate_rps(index: int, service: ServiceConfig, default: PlannedArrivals | None = None) -> float:
-    """What a plan provides a service of a site for: the highest of its rates, or that of the log of its arrivals.
+    """The rate that a plan provides a service for: the highest of its rates, or that of the log of its arrivals.
 
     Raises:
         ConfigError: It says none.

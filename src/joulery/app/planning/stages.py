@@ -26,7 +26,7 @@ _MOST_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """What is to be planned.
+    """Input of a pipeline plan.
 
     Attributes:
         workloads: The services.

@@ -36,7 +36,7 @@ from joulery.store.scores import ScoreDatabase
 
 @dataclass(frozen=True, slots=True)
 class ClockRequest:
-    """What to profile against the clock, and how.
+    """Request to profile a model against the clock.
 
     Attributes:
         model: A graph file, a built-in model or one of the catalog.

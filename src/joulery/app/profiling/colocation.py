@@ -126,7 +126,7 @@ def one_request(specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
 
 
 def _models(site: Site, names: Sequence[str]) -> dict[str, ModelRef]:
-    """What is to be measured, by variant.
+    """Models to be measured, by variant.
 
     Raises:
         ConfigError: No such service or variant, or two models of one name.

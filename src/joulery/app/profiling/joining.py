@@ -1,4 +1,4 @@
-"""What a variant that joins a running service takes: loaded once beside the replicas that serve, a few requests timed.
+"""Timing of a variant that joins a running service: loaded once beside the replicas that serve, a few requests timed.
 
 A full profile needs idle cores, which a running service does not have. CPU seconds of a request hardly depend on who
 else runs, so a variant on CPU cores is planned with the profiled times of the variant next to it in accuracy, times the

@@ -30,7 +30,7 @@ from joulery.runtime.profiling.kernels import KernelCount, KernelProfiler, count
 
 @dataclass(frozen=True, slots=True)
 class MpsRequest:
-    """What to profile, and how.
+    """Request to profile a model under MPS.
 
     Attributes:
         what: ``NAME=MODEL``.

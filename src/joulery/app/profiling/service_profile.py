@@ -309,7 +309,7 @@ def _require(profile: Profile, setup: ServiceSetup) -> None:
 
 
 def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
-    """What a kept profile depends on, as sixteen hexadecimal digits."""
+    """Hash of all that a kept profile depends on, as sixteen hexadecimal digits."""
     facts = {
         "machine": machine(),
         "models": {name: digest(model) for name, model in setup.models.items()},
@@ -323,7 +323,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
 
 
 def age_words(profile: Profile, now_s: float | None = None) -> str:
-    """How old a profile is, in words."""
+    """The age of a profile, in words."""
     age_s = (time.time() if now_s is None else now_s) - profile.created_s
     for unit, seconds in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
         if age_s >= seconds:

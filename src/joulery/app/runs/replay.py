@@ -115,7 +115,7 @@ _NEW_WORDS = {"problem": "search", "fewest": "min_requests", **POLICY_NAMES}
 
 
 def _compared(decisions: tuple[Decision, ...], older: str) -> tuple[Decision, ...]:
-    """What of decisions is compared: all of it, or all but the sentence where an older version worded it."""
+    """Compared part of decisions: all of it, or all but the sentence where an older version worded it."""
     return tuple(replace(one, reason="") for one in decisions) if older else decisions
 
 

@@ -112,7 +112,7 @@ class GatewayHandle:
         return False
 
     def report(self) -> dict[str, Any]:
-        """What the report says of several gateways: nothing."""
+        """The report's entry on several gateways: empty."""
         return {}
 
     async def open_to(self, session: ServingSession) -> None:

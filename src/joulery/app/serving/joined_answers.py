@@ -17,7 +17,7 @@ _LOADED_WITHIN_S = 60.0
 
 @dataclass(slots=True)
 class _Joined:
-    """What was seen of a service since variants with assumed times joined it."""
+    """Answers of a service since variants with assumed times joined it."""
 
     since_s: float
     latest_s: float = -math.inf

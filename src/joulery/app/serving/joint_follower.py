@@ -163,7 +163,7 @@ class JointFollower:
 
 
 def gain_words(gain: PlanGain, objective: PlanObjective) -> str:
-    """What a plan gains, in words."""
+    """The gain of a plan, in words."""
     unit = objective.unit
     change = f"a change costs {gain.change:.3g} {unit} for an hour, at {gain.lasts_s / 60:.0f} min to come"
     return f"{gain.after:.4g} {unit} instead of {gain.held:.4g} ({100 * gain.ratio:+.1f} % saved); {change}"
@@ -190,7 +190,7 @@ def policy_of(plan: ProvisionPlan, section: PlanSection, before: DriftState | No
 
 
 def watt_price(objective: PlanObjective, section: PlanSection) -> WattPrice:
-    """What a watt is worth to a plan of an objective, and how that moves with the carbon intensity."""
+    """The value of a watt to a plan of an objective, and its dependence on the carbon intensity."""
     g_per_kwh = math.nan if objective.g_per_kwh is None else objective.g_per_kwh
     per_kg = 0.0 if section.weights is None else section.weights.carbon
     slope = {

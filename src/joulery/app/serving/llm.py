@@ -201,14 +201,14 @@ def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
 
 
 def _aging(order: OrderConfig) -> Aging | None:
-    """How an order rewards waiting; None for first come, first served, and for one that is revised."""
+    """Aging rules of an order; None for first come, first served, and for one that is revised."""
     if order.kind in ("fcfs", "rerank"):
         return None
     return Aging(order.aging_ratio, order.grace_s) if order.decay_s is None else Aging.boost(order.decay_s)
 
 
 def _reranking(order: OrderConfig) -> Reranking | None:
-    """How an order is revised while answers are written; None for one that stays."""
+    """Reranking rules of an order; None for one that stays."""
     if order.kind != "rerank":
         return None
     return Reranking(None if order.decay_s is None else Aging.boost(order.decay_s))

@@ -231,7 +231,7 @@ def _sizes(site: Site) -> dict[str, int]:
 
 
 def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[tuple[str, str], ModelRef]:
-    """What is loaded for a plan, by service and variant.
+    """Models loaded for a plan, by service and variant.
 
     Raises:
         ConfigError: The plan and the site name different services, or variants.

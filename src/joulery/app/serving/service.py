@@ -137,7 +137,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
 
 
 def batch_remarks(setup: ServiceSetup, measured: Profile, used: Profile) -> list[str]:
-    """Why variants answer smaller batches than the site file allows, one sentence a reason.
+    """Reasons why variants answer smaller batches than the site file allows, one sentence each.
 
     Args:
         setup: The service.
@@ -322,7 +322,7 @@ def choose(
 def _objective(
     goals: ServiceObjectives, base_accuracy_ratio: float, base_energy_j: float, base_g_per_kwh: float, pue: float
 ) -> Objective:
-    """What layouts are judged by, against a baseline of this accuracy and energy on a grid of this intensity."""
+    """Objective for layouts, against a baseline of this accuracy and energy on a grid of this intensity."""
     return Objective(
         lambda_ratio=goals.lambda_ratio,
         base_accuracy_ratio=base_accuracy_ratio,
@@ -352,7 +352,7 @@ def _consolidating(site: Site, config: ServiceConfig) -> CloverPolicy | None:
 
 
 def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Consolidation | None:
-    """When slices of a service are left empty; None where all are filled.
+    """Rules for leaving slices of a service empty; None where all are filled.
 
     Raises:
         ConfigError: The service has one GPU or node, or GPUs that other services may run on too.
@@ -388,7 +388,7 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
 def switchback(
     site: Site, config: ServiceConfig, setup: ServiceSetup, base: Layout, settle_s: float
 ) -> Switchback | None:
-    """How the baseline of a service is measured; None where it is not, or where it would run anyway.
+    """Settings for measuring the baseline of a service; None where it is not, or where it would run anyway.
 
     Requests of an earlier layout have left the queue after a few times the latency of the SLO. The measured part of a
     period is as long as the service takes to settle.

@@ -78,7 +78,7 @@ class SiteWatch:
         return site, f"of a changed site file only {_MAY_CHANGE}; restart for the rest" if ignored else ""
 
     def revisions(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
-        """What changes of running services, and warnings about what cannot be met."""
+        """Changes of running services, and warnings about what cannot be met."""
         before = {config.name: config for config in self.read.services}
         site, remark = self.changed()
         found, warnings = [], [remark] if remark else []
@@ -113,7 +113,7 @@ class SiteWatch:
         return found, warnings
 
     def _revision(self, one: RunningService, before: ServiceConfig, config: ServiceConfig) -> Revision | None:
-        """What changes of one service; None for nothing.
+        """Changes of one service; None for nothing.
 
         Raises:
             JouleryError: It cannot be met.

@@ -1,4 +1,4 @@
-"""What ``joulery up`` reports while it runs: implemented by a screen, and by nothing for ``--json``."""
+"""Interface to the progress of ``joulery up``: implemented by a screen, and by nothing for ``--json``."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line says beside the scenario file.
+    """Command-line values that override the scenario file.
 
     Attributes:
         policies: Policies or schemes to compare instead of the file's; empty for the file's.

@@ -173,7 +173,7 @@ def _arrivals(service: SimulatedService, config: ArrivalsConfig) -> ArrivalSourc
 
 
 def _called(name: str, file: Path | None) -> str:
-    """What a profile is called in the output."""
+    """Name of a profile in the output."""
     return name if file is None else file.name
 
 

@@ -1,4 +1,4 @@
-"""What power limits do to a site's own jobs, as agents measured it while they learned the limits of running jobs."""
+"""Effects of power limits on a site's own jobs, measured by agents while they learned the limits of running jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KIND = re.compile(r"(.*) on (\d{1,6}) × (.*) at [\d.]+ W(?: on each of (\d{1,6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteLimits:
-    """What is known of what power limits do to past jobs.
+    """Known effects of power limits on past jobs.
 
     Attributes:
         responses: Limit, step time and power against full power, of each kind of which any is known.
@@ -35,7 +35,7 @@ class SiteLimits:
 
 
 def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
-    """What agents measured of the limits of jobs of the same owner and name on GPUs of the same type.
+    """Effects of limits that agents measured on jobs of the same owner and name on GPUs of the same type.
 
     Where nothing is known of a job's number of GPUs, the nearest number counts.
 

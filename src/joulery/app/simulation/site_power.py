@@ -39,7 +39,7 @@ class KnownPower:
 
 
 def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPower:
-    """What is known of the power of past jobs.
+    """Known power of past jobs.
 
     Args:
         jobs: Jobs that held GPUs.
@@ -93,7 +93,7 @@ def _ended(folder: Path | None) -> list[tuple[tuple[str, str], float, float]]:
 
 
 def logged_jobs(folder: Path | None) -> Iterable[Mapping[str, Any]]:
-    """What a scheduler's log has of jobs that ended; nothing without a folder.
+    """Jobs that ended, from a scheduler's log; nothing without a folder.
 
     Raises:
         ConfigError: The folder is no scheduler's.

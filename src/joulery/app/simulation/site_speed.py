@@ -30,7 +30,7 @@ _ENDED_WELL = "COMPLETED"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownSpeed:
-    """What is known of the speed of past jobs.
+    """Known speed of past jobs.
 
     Attributes:
         profiles: Speed-ups by number of GPUs, one for each kind of which any is known.
@@ -77,7 +77,7 @@ class KnownSpeed:
 
 
 def known_speed(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownSpeed:
-    """What past jobs show of their speed.
+    """Known speed of past jobs.
 
     Args:
         jobs: Jobs that held GPUs.

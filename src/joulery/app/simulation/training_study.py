@@ -252,7 +252,7 @@ def _rows(
 
 
 def _deadlines(jobs: Jobs, run: TrainingRun) -> tuple[int, int]:
-    """How many jobs have a deadline, and how many end after it."""
+    """Number of jobs with a deadline, and of those that end after it."""
     if jobs.deadline_s is None:
         return 0, 0
     return int(np.sum(np.isfinite(jobs.deadline_s))), int(np.sum(run.finish_s > jobs.deadline_s))

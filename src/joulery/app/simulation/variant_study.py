@@ -78,7 +78,7 @@ def run(scenario: VariantsScenario, overrides: Overrides, progress: Progress) ->
 
 
 def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
-    """What is weighed how: a study for each weight, or for each loss of accuracy allowed."""
+    """Studies of a scenario: one for each weight, or for each loss of accuracy allowed."""
     common = StudySettings(
         base_g_per_kwh=scenario.base_g_per_kwh,
         pue=scenario.pue,
@@ -298,7 +298,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> ResultTable:
 
 
 def _gap(rows: Sequence[_Row]) -> str:
-    """How far the objective stays below the best configuration's; the baseline is no configuration."""
+    """Gap of the objective below the best configuration's; the baseline is no configuration."""
     best = rows[0].oracle.objective
     if rows[0].outcome.scheme == "base" or best <= 0 or rows[0].oracle.infeasible is not None:
         return UNKNOWN

@@ -1,4 +1,4 @@
-"""Which devices, and how they are opened: from a spec that another process can open too."""
+"""Opening of devices from a spec that another process can open too."""
 
 from __future__ import annotations
 

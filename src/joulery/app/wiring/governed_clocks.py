@@ -140,7 +140,7 @@ def clock_fact(clock: GovernedClock, mode: Mode) -> str:
 
 
 def _curves(config: ClockConfig, clocks: FloatArray) -> ClockCurves:
-    """How work depends on the clock: by the profile of the model, else assumed from a V100 and the work's elasticity.
+    """Clock curves: by the profile of the model, else assumed from a V100 and the work's elasticity.
 
     Raises:
         DataError: The profile cannot be read, or has no power.

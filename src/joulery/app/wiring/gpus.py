@@ -43,7 +43,7 @@ class LocalGpus:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What they are called as devices."""
+        """Their names as devices."""
         return tuple(self.partitions)
 
     def group(self, partitions: Mapping[str, Partitions]) -> LocalGpus:

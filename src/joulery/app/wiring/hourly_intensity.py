@@ -35,7 +35,7 @@ def hourly_series(config: CarbonFile | CarbonTypical, month: int | None = None) 
 
 
 def forecast_hours(config: CarbonFile, truth: CarbonSeries, month: int | None = None) -> FloatArray:
-    """What the forecast of a file says of the hours of a series, g/kWh, float64[hours].
+    """The forecast of a file for the hours of a series, g/kWh, float64[hours].
 
     Raises:
         ConfigError: The section names no forecast.

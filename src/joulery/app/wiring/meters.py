@@ -101,7 +101,7 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
 
 
 def overlap(taken: Sequence[Channel], added: Sequence[Channel]) -> str:
-    """Which device the meters of both would count twice; empty where none.
+    """Device that the meters of both would count twice; empty where none.
 
     A socket and a board are devices of their own. ``machine`` contains all sockets, and as the component ``host``
     (a BMC, a module's input) everything.

@@ -1,4 +1,4 @@
-"""What a variant of the site file loads, as the reference that an engine starts a replica from."""
+"""References from which an engine loads the variants of the site file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 
 
 def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
-    """What a variant loads; a built-in model is built into ``cache`` the first time.
+    """Reference to a variant's model; a built-in model is built into ``cache`` the first time.
 
     Raises:
         CapabilityError, DataError: A built-in model cannot be built.

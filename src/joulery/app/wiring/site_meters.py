@@ -14,7 +14,7 @@ from joulery.domain.errors import CapabilityError
 def meter_specs(
     config: MetersConfig, defaults: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 ) -> tuple[MeterSpec, ...] | None:
-    """Which meters to open; None for the preferred ones that this machine has, which is also the default.
+    """Meters to open; None for the preferred ones that this machine has, which is also the default.
 
     Where the site narrows the choice or gives the watts of the CPU model, each meter is tried once, now: those that
     answer and see a device that none before them sees are the ones to open.

@@ -1,4 +1,4 @@
-"""Which tracer records which framework."""
+"""The tracer of each framework."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ trap 'trap - TERM; kill 0' INT TERM EXIT
 
 @dataclass(frozen=True, slots=True)
 class TritonFiles:
-    """What was written.
+    """Files written for Triton.
 
     Attributes:
         folder: Where.

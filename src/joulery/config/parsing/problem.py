@@ -1,4 +1,4 @@
-"""What a validator says when a value is wrong; :mod:`joulery.config.parsing.explain` adds file, line and pointer."""
+"""Errors that validators raise; :mod:`joulery.config.parsing.explain` adds file, line and pointer."""
 
 from __future__ import annotations
 

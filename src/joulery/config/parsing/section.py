@@ -1,4 +1,4 @@
-"""What all sections of the site file share: frozen, no unknown keys, no silent conversion, texts of keys, paths."""
+"""Base of all sections of the site file: frozen, no unknown keys, no silent conversion, texts of keys, paths."""
 
 from __future__ import annotations
 

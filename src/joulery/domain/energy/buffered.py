@@ -72,7 +72,7 @@ def _integral(middle_ns: IntArray, watts: FloatArray, end_ns: int) -> tuple[IntA
 
 
 def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
-    """Which readings stay: the first, one every ten seconds, the last."""
+    """Readings that stay: the first, one every ten seconds, the last."""
     slots = (t_ns[known] - t_ns[known[0]]) // _ANCHOR_NS
     starts = known[np.flatnonzero(np.diff(slots, prepend=-1) > 0)]
     near = len(starts) > 1 and t_ns[known[-1]] - t_ns[starts[-1]] < _ANCHOR_NS // 2

@@ -1,4 +1,4 @@
-"""What the grid did: carbon intensity as a step function of time."""
+"""Carbon intensity of the grid as a step function of time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ JOULES_PER_KWH = 3.6e6
 
 
 class Signal(StrEnum):
-    """Which question the intensity answers. The two are never added."""
+    """Kind of intensity, average or marginal. The two are never added."""
 
     AVERAGE = "average"
     MARGINAL = "marginal"
 
 
 class Scope(StrEnum):
-    """Which emissions are counted. The two are never added."""
+    """Emissions that are counted, direct or life-cycle. The two are never added."""
 
     DIRECT = "direct"
     LIFECYCLE = "lifecycle"

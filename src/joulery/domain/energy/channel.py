@@ -17,7 +17,7 @@ HOST = "host"
 
 
 class ReadingKind(StrEnum):
-    """What one reading of a channel means (specs: right-continuous, piecewise-constant power)."""
+    """Meaning of one reading of a channel (specs: right-continuous, piecewise-constant power)."""
 
     COUNTER = "counter"
     """Cumulative joules; the difference belongs to the interval that ended at the later reading."""

@@ -1,4 +1,4 @@
-"""What a piece of work cost: joules by part, idle and unattributed apart, grams with their coverage."""
+"""Energy and carbon of a piece of work: joules by part, idle and unattributed apart, grams with their coverage."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Footprint:
         return self.energy_j / JOULES_PER_KWH
 
     def cost(self, price_per_kwh: float) -> float:
-        """What the energy costs with its facility overhead, in the currency of the price.
+        """Cost of the energy with its facility overhead, in the currency of the price.
 
         Args:
             price_per_kwh: Price of a kilowatt hour.

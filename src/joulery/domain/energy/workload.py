@@ -1,4 +1,4 @@
-"""What runs on a node, and what an inference engine counts: values between readers and the books of energy."""
+"""Workloads of a node and counters of inference engines: values between readers and the books of energy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDED = NodeWorkload("ended", "")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUse:
-    """What workloads did between two looks at a node.
+    """CPU time of workloads between two looks at a node.
 
     Attributes:
         cpu_s: CPU seconds by workload.
@@ -45,7 +45,7 @@ class WorkloadUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelCounters:
-    """What an engine has counted for one model since the engine started.
+    """Counters of an engine for one model since the engine started.
 
     Attributes:
         requests: Requests answered.

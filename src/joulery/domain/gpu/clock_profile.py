@@ -1,4 +1,4 @@
-"""How one model on one device feels the clock: each operator, each phase, the whole; and what power it takes."""
+"""Effect of the clock on one model on one device: each operator, each phase, the whole; and its power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set on a device: the settings, what it can do, what it is set to, what a change came to, and its lease.
+"""Settings, capabilities, state, changes and leases of devices.
 
 A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the power limit to the agent of
 a node, the cut of a GPU (MIG, MPS) to the planner of layouts. An adapter is one knob of one device; several may stand
@@ -22,7 +22,7 @@ DEVICE = "JOULERY_DEVICE"
 
 
 class Knob(StrEnum):
-    """What can be set."""
+    """A setting of a device."""
 
     CLOCK = "clock"
     """How fast it may run."""
@@ -38,7 +38,7 @@ class Knob(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClockSetting:
-    """How fast a device may run.
+    """Clock limit of a device.
 
     Attributes:
         clock_mhz: The highest clock allowed, MHz; None for what the factory allows.
@@ -66,7 +66,7 @@ class ClockSetting:
 
 @dataclass(frozen=True, slots=True)
 class PowerSetting:
-    """How much power a device may draw.
+    """Power limit of a device.
 
     Attributes:
         limit_w: The limit, W (of each package of a CPU); None for the factory's.
@@ -107,7 +107,7 @@ class MigSetting:
 
 @dataclass(frozen=True, slots=True)
 class MpsSetting:
-    """Whether processes run side by side on a GPU.
+    """Sharing of a GPU by processes side by side.
 
     Attributes:
         running: True while a control daemon serves clients.
@@ -130,7 +130,7 @@ class MpsSetting:
 
 @dataclass(frozen=True, slots=True)
 class SleepSetting:
-    """Whether a machine of a cluster sleeps.
+    """Sleep of a machine of a cluster.
 
     Attributes:
         asleep: True where it was sent to sleep.
@@ -148,7 +148,7 @@ S = TypeVar("S", ClockSetting, PowerSetting, MigSetting, MpsSetting, SleepSettin
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapability:
-    """What can be set here.
+    """One setting of a device and its range.
 
     Attributes:
         device: ``gpu:0``, ``cpu`` ...
@@ -219,7 +219,7 @@ class WantedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceState(Generic[S]):
-    """What a device is set to.
+    """Present setting of a device.
 
     Attributes:
         setting: In the terms of ``apply``.
@@ -236,7 +236,7 @@ class DeviceState(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange(Generic[S]):
-    """What a change came to.
+    """Result of a change.
 
     Attributes:
         before, after: The settings.
@@ -255,7 +255,7 @@ class DeviceChange(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """How a device is opened: its kind, and what its opener wants to know (JSON-ready), by another process too.
+    """Device kind and opener's arguments (JSON-ready), with which another process can open the device too.
 
     Attributes:
         kind: ``nvidia-clock``, ``nvidia-power``, ``nvidia-mig``, ``nvidia-mps``, ``cpufreq``, ``rapl-power``,
@@ -268,7 +268,7 @@ class DeviceSpec:
 
     @property
     def knob(self) -> Knob:
-        """What it sets."""
+        """The knob that it sets."""
         return _KNOBS.get(self.kind, Knob.CLOCK)
 
 
@@ -333,7 +333,7 @@ class Lease:
 
     @property
     def expires_s(self) -> float:
-        """When it ends unless it is renewed, Unix seconds."""
+        """End of the lease unless it is renewed, Unix seconds."""
         return self.renewed_s + self.lasts_s
 
 

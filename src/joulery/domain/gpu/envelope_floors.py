@@ -1,4 +1,4 @@
-"""What no plan costs less than, over a price and a load: from the plans that were made at some prices and loads.
+"""Lower bounds of a plan's cost over price and load, from the plans that were made at some prices and loads.
 
 Two facts carry a figure from the points where plans were made to all others. At one load the least cost is concave in
 the price (it is the least of lines), so between two prices it is above the chord, and below the lowest price above the
@@ -57,7 +57,7 @@ class Floors:
 
 
 def _above_chords(prices: FloatArray, known: FloatArray, costs: FloatArray) -> FloatArray:
-    """What a concave function that never falls is at least, by its values at some prices, float64[prices]."""
+    """Lower bound of a concave function that never falls, by its values at some prices, float64[prices]."""
     between = np.interp(prices, known, costs)
     below = costs[0] * prices / known[0] if known[0] > 0 else between
     return np.where(prices < known[0], below, between)

@@ -24,7 +24,7 @@ class TokenSlo(NamedTuple):
 
 
 class SloPart(NamedTuple):
-    """What is predicted against an SLO.
+    """A prediction compared with an SLO.
 
     Attributes:
         name: ``ttft`` (time to first token), ``itl`` (time between tokens) or ``answer`` (the whole answer, mean).
@@ -102,7 +102,7 @@ class LanguageReplicas:
 
     @property
     def command(self) -> str:
-        """What starts one replica with vLLM."""
+        """Command that starts one replica with vLLM."""
         return vllm_command(self.model, self.precision, self.gpus, self.max_num_seqs)
 
     @property
@@ -136,7 +136,7 @@ class PlannedEngine(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """What a server says of what it runs.
+    """A server's report of what it runs.
 
     Attributes:
         models: Its models, by every name it gives; empty where it does not say.
@@ -155,7 +155,7 @@ _DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
 
 def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> str:
-    """What starts a replica with vLLM, as a line for a shell.
+    """Command that starts a replica with vLLM, as a line for a shell.
 
     Weights of 8 bits are made by the engine, unless the model's name says that they are so already. Other precisions
     are those of the model's files, so the line says nothing of them.
@@ -224,7 +224,7 @@ class CandidateReplica(NamedTuple):
 
 
 class LooserLimit(NamedTuple):
-    """What a looser SLO or quality would save, in fractions of replicas.
+    """Saving of a looser SLO or quality, in fractions of replicas.
 
     Attributes:
         service: Whose.

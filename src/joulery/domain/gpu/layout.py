@@ -1,4 +1,4 @@
-"""How one device is cut and which variant runs on each piece: the unit that policies choose."""
+"""The layout of one device, its partition and the variant on each piece: the unit that policies choose."""
 
 from __future__ import annotations
 

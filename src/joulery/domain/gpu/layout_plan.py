@@ -43,7 +43,7 @@ class PlannedLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayoutBaseline:
-    """What a service is compared with: its most accurate variant on whole GPUs, all of them powered.
+    """Baseline of a service: its most accurate variant on whole GPUs, all of them powered.
 
     Attributes:
         variant: The variant.
@@ -60,7 +60,7 @@ class LayoutBaseline:
 
 @dataclass(frozen=True, slots=True)
 class LayoutService:
-    """What a service gets; every measure is simulated.
+    """Allocation of a service in a layout plan; every measure is simulated.
 
     Attributes:
         service: Its name.
@@ -122,7 +122,7 @@ class LayoutBound:
 
 @dataclass(frozen=True, slots=True)
 class LayoutPlan:
-    """Which variants run on which MIG slices of how many GPUs, and what that is simulated to give.
+    """Layout plan: variants on MIG slices, how many GPUs, and the simulated result.
 
     Attributes:
         policy: ``columns`` or ``clover``.

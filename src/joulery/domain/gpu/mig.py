@@ -1,4 +1,4 @@
-"""How NVIDIA GPUs can be cut in hardware: the profiles of a menu and the partitions they allow.
+"""MIG menus of NVIDIA GPUs: the profiles of a menu and the partitions they allow.
 
 A MIG partition is a sequence of profiles; the order is the one in which the instances are created and says where they
 lie on the chip. What runs on them does not feel the order: partitions with the same multiset of profiles are equal to
@@ -42,7 +42,7 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class MigMenu:
-    """What one GPU type can be cut into.
+    """Profiles and partitions of one GPU type.
 
     Attributes:
         gpu: GPU type.
@@ -95,14 +95,14 @@ class MigMenu:
         return tuple(found)
 
     def counts(self, partition: tuple[str, ...]) -> tuple[int, ...]:
-        """How many slices of each profile a partition has, in the order of ``profiles``."""
+        """Number of slices of each profile that a partition has, in the order of ``profiles``."""
         counted = Counter(partition)
         return tuple(counted[profile.name] for profile in self.profiles)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigPlace:
-    """Where an instance lies.
+    """Place of an instance.
 
     Attributes:
         profile: Name of its profile.
@@ -120,7 +120,7 @@ class MigPlace:
 
 @dataclass(frozen=True, slots=True)
 class MigTransition:
-    """What another cut of a GPU would take.
+    """Steps and time of a change to another partition of a GPU.
 
     Attributes:
         kept, destroyed, created: Instances by what would happen to them.

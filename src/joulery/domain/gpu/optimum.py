@@ -1,4 +1,4 @@
-"""What a joint plan is held against: its objective, the bound, and the certificate with which anyone can check it."""
+"""Optimality of a joint plan: its objective, the bound, and the certificate with which anyone can check it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _G_PER_KG = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class PlanObjective:
-    """What a plan minimises: a sum of watts and dollars, each at its price.
+    """Objective that a plan minimises: a sum of watts and dollars, each at its price.
 
     Attributes:
         name: ``energy``, ``carbon``, ``cost`` or ``weights``.
@@ -38,7 +38,7 @@ class PlanObjective:
     per_gpu: float = 0.0
 
     def value(self, power_w: float, usd_per_hour: float, gpus: int) -> float:
-        """What is minimised."""
+        """Value of the objective."""
         return self.per_w * power_w + self.per_usd * usd_per_hour + self.per_gpu * gpus
 
     def carbon_g_per_hour(self, power_w: float, gpus: int) -> float | None:
@@ -172,7 +172,7 @@ class CertifiedCost(NamedTuple):
 
 
 class CertifiedSlice(NamedTuple):
-    """What may run on a slice of a GPU type at a clock.
+    """One choice for a slice of a GPU type at a clock.
 
     Attributes:
         service, variant: What it serves, with which model.
@@ -277,12 +277,12 @@ class PlanCertificate:
 
     @property
     def carbon_price(self) -> float:
-        """What a gram an hour more under the carbon cap would save; 0 where grams are not what is capped."""
+        """Saving from a gram an hour more under the carbon cap; 0 where grams are not capped."""
         if self.carbon_cap_g_per_hour is None or self.power_cap_w is None:
             return 0.0
         return self.power_price * self.power_cap_w / self.carbon_cap_g_per_hour
 
     @property
     def gap_ratio(self) -> float:
-        """How far the bound is below the plan, as a ratio of the plan's value."""
+        """Gap of the bound below the plan, as a ratio of the plan's value."""
         return max(0.0, 1.0 - self.bound / self.value) if self.value > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a plan of models cut into stages is made of: services, their parts, the GPUs they share and their clocks."""
+"""Pipeline plans, of models cut into stages: services, their parts, the GPUs they share and their clocks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PipelineGpu:
 
 @dataclass(frozen=True, slots=True)
 class PlannedService:
-    """What a service gets.
+    """Allocation of a service in a pipeline plan.
 
     Attributes:
         workload, model: Its name and its model.
@@ -108,7 +108,7 @@ class PlannedService:
 
 @dataclass(frozen=True, slots=True)
 class PipelinePlan:
-    """Which part of which model runs on which GPU, at which clock, and what that is predicted to give.
+    """Pipeline plan: parts of models on GPUs, their clocks, and the predicted result.
 
     Attributes:
         policy: ``muserve`` or ``best``.

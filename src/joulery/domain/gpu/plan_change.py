@@ -49,7 +49,7 @@ class ProcessChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """What changes from a running plan to a new one.
+    """Changes from a running plan to a new one.
 
     Attributes:
         changes: Every process that differs.

@@ -29,7 +29,7 @@ _SAME = 1e-9
 
 
 class PriceAxis(NamedTuple):
-    """What is priced, and what a plan costs beside it.
+    """Priced quantity, and the other costs of a plan.
 
     Attributes:
         what: ``carbon``, in dollars a kilogram, or ``energy``, in dollars a kWh.
@@ -53,7 +53,7 @@ class PriceAxis(NamedTuple):
         return "USD/kg" if self.what == "carbon" else "USD/kWh"
 
     def objective(self, price: float) -> PlanObjective:
-        """What is minimised at a price, in dollars an hour.
+        """The objective at a price, in dollars an hour.
 
         Raises:
             ConfigError: The price is no number from 0, or carbon has no intensity.
@@ -142,7 +142,7 @@ def _scaled(gpu: PlannedGpu, ratio: float) -> PlannedGpu:
 
 
 class EnvelopeError(NamedTuple):
-    """How far a look-up may be above the best plan, between two loads.
+    """Largest excess cost of a look-up over the best plan, between two loads.
 
     Attributes:
         from_load, to_load: Above the one, up to the other.
@@ -157,7 +157,7 @@ class EnvelopeError(NamedTuple):
 
 
 class ErrorTable(NamedTuple):
-    """How far look-ups may be above the best plan known.
+    """Largest excess cost of look-ups over the best plan known.
 
     Attributes:
         edges: Loads between which the same plans serve, in increasing order, float64[n + 1].
@@ -174,7 +174,7 @@ class ErrorTable(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """How far a look-up may be above the best plan there is, as a ratio of that plan's cost.
+    """Bounds of a look-up's excess cost over the best plan there is, as a ratio of that plan's cost.
 
     Attributes:
         known_ratio: As far as the plans made at the points of the envelope are the best there are.
@@ -262,7 +262,7 @@ class Envelope:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """How far the bound of each point that has one is below a look-up there, as a ratio; the nearest first."""
+        """Gap of the bound of each point that has one below a look-up there, as a ratio; the nearest first."""
         found = []
         for load, price, bound in self.planned:
             if bound <= 0:
@@ -285,12 +285,12 @@ class Envelope:
 
     @cached_property
     def _known(self) -> Floors:
-        """What plans cost at least, as far as the best ones known at the points are the best there are."""
+        """Least cost of plans, as far as the best ones known at the points are the best there are."""
         return self._floors({point: float(self.costs(point.price, point.load)[1].min()) for point in self.planned})
 
     @cached_property
     def _proven(self) -> Floors:
-        """What plans cost at least: proven."""
+        """Least cost of plans: proven."""
         return self._floors({point: point.bound for point in self.planned})
 
     def _floors(self, least: Mapping[PlannedPoint, float]) -> Floors:
@@ -301,12 +301,12 @@ class Envelope:
         return Floors({load: sorted(known.items()) for load, known in found.items()})
 
     def _rises(self, prices: FloatArray) -> FloatArray:
-        """What the requests of load 1 cost at least at each price, float64[prices]."""
+        """Least cost of the requests of load 1 at each price, float64[prices]."""
         per_w = [self.axis.objective(price).per_w for price in prices.tolist()]
         return np.array(per_w, np.float64) * self.least_requests_w
 
     def regret(self, price: float, load: float) -> Regret:
-        """How far a look-up may be above the best plan there is.
+        """Bounds of a look-up's excess cost over the best plan there is.
 
         Raises:
             ConfigError, InfeasibleError: As :meth:`lookup`.
@@ -332,7 +332,7 @@ class Envelope:
         return tuple(sorted(found, key=_farthest))
 
     def error_table(self) -> ErrorTable:
-        """How far look-ups may be above the best plan known, at each price, between loads where plans change.
+        """Largest excess cost of look-ups over the best plan known, at each price, between loads where plans change.
 
         Between two such loads the same plans serve. The cost of each is a line in the load, and so is the least cost:
         their ratio is greatest at one of the ends.
@@ -375,7 +375,7 @@ class Envelope:
 
 
 def _above(cost: float, least: float) -> float:
-    """How far a cost is above the least there may be, as a ratio; infinite above 0."""
+    """Excess of a cost over the least there may be, as a ratio; infinite above 0."""
     if least > 0:
         return max(0.0, cost / least - 1)
     return 0.0 if cost <= 0 else math.inf

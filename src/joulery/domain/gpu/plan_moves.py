@@ -15,7 +15,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance
 
 
 class InstanceShape(NamedTuple):
-    """What of an instance a process has to be restarted for."""
+    """Properties of an instance whose change restarts a process."""
 
     service: str
     model: str
@@ -51,7 +51,7 @@ class PlanMoves:
 
 
 def shape_of(each: PlannedInstance) -> InstanceShape:
-    """What a process of an instance is started with."""
+    """The properties that a process of an instance is started with."""
     return InstanceShape(each.workload, each.model, round(each.share_ratio, 9), each.batch, each.slice, each.processes)
 
 

@@ -1,4 +1,4 @@
-"""What a provisioning plan is made of: services with their SLOs, GPU types, GPUs cut into shares."""
+"""Provisioning plans: services with their SLOs, GPU types, GPUs cut into shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROCESSES_PER_INSTANCE = 2
 
 
 class ArrivalKind(StrEnum):
-    """How requests follow one another."""
+    """Kind of an arrival process."""
 
     CONSTANT = "constant"
     """Evenly spaced, as the paper assumes (section 3.1)."""
@@ -89,7 +89,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LatencyParts:
-    """Where the latency of one batch goes, seconds (Eqs. 1 and 4); the parts add up to ``total_s``.
+    """Parts of the latency of one batch, seconds (Eqs. 1 and 4); they add up to ``total_s``.
 
     Attributes:
         load_s: Input to the GPU over PCIe.
@@ -172,7 +172,7 @@ class PlannedInstance:
 
     @property
     def slack_s(self) -> float:
-        """How much longer a batch may take; negative when the SLO is violated."""
+        """Slack of a batch; negative when the SLO is violated."""
         return self.limit_s - self.latency_s
 
 
@@ -231,7 +231,7 @@ class PlannedGpu:
 
     @property
     def mode(self) -> str:
-        """How the GPU is divided: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
+        """Division of the GPU: ``whole``, ``mps`` (shares, or several processes) or ``mig`` (slices)."""
         alone = len(self.instances) == 1 and self.instances[0].share_ratio >= 1
         if not alone:
             return "mig" if any(each.slice for each in self.instances) else "mps"
@@ -298,7 +298,7 @@ class PlanBound:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionPlan:
-    """Which service runs on which share of which GPU, and what that is predicted to give.
+    """Provisioning plan: services on shares of GPUs, and the predicted result.
 
     Attributes:
         policy: Which policy made it.
@@ -330,7 +330,7 @@ class ProvisionPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """How much dearer than the bound, as a ratio of the bound; infinite without a bound."""
+        """Excess cost over the bound, as a ratio of the bound; infinite without a bound."""
         if self.certificate is not None:
             return self.certificate.gap_ratio
         if self.bound is None or self.bound.usd_per_hour <= 0:

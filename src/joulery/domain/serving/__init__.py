@@ -1,1 +1,1 @@
-"""What is served, how well, and on what."""
+"""Services, their SLOs, and the replicas that serve them."""

@@ -1,4 +1,4 @@
-"""What a request is charged: CPU seconds of its replica at the watts of a busy core, at the grid's intensity."""
+"""Energy and carbon charge of a request: CPU seconds of its replica at the watts of a busy core, and grid intensity."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """What may wait for a service.
+    """Limit of a service's queue.
 
     Attributes:
         waiting: How many requests.
@@ -114,7 +114,7 @@ class Server(Generic[T, W]):
         self.batch, self.batches, self.max_delay_s = other.batch, other.batches, other.max_delay_s
 
     def most(self, variant: str) -> int:
-        """How many requests it takes at once that name a variant; that name none where it is empty."""
+        """Number of requests it takes at once that name a variant; that name none where it is empty."""
         return self.batches.get(variant or self.turn, self.batch)
 
     @property
@@ -153,7 +153,7 @@ class Dispatcher(Generic[T, W]):
         self._patience_s = 0.0
 
     def prefer(self, patience_s: float) -> None:
-        """Have free replicas of the lowest :attr:`Server.rank` take requests first.
+        """Let free replicas of the lowest :attr:`Server.rank` take requests first.
 
         Args:
             patience_s: How long a request waits for a busy replica of lower rank while one of higher rank is free. Only
@@ -168,7 +168,7 @@ class Dispatcher(Generic[T, W]):
 
     @property
     def oldest_s(self) -> float:
-        """When the first of the waiting requests arrived, on the driver's clock; infinity for none."""
+        """Arrival of the first of the waiting requests, on the driver's clock; infinity for none."""
         return self._waiting[0].since_s if self._waiting else math.inf
 
     @property
@@ -177,7 +177,7 @@ class Dispatcher(Generic[T, W]):
         return self._idle[0] if self._idle else None
 
     def since_s(self, place: int) -> float:
-        """When a waiting request arrived, by its place in the queue, on the driver's clock; infinity for none."""
+        """Arrival of a waiting request, by its place in the queue, on the driver's clock; infinity for none."""
         return self._waiting[place].since_s if place < len(self._waiting) else math.inf
 
     @property
@@ -381,7 +381,7 @@ class Dispatcher(Generic[T, W]):
 
 
 class QueueLimits:
-    """What may wait for each service of an engine: as many as its own limit says, or fewer.
+    """Queue limit of each service of an engine: the engine's own, or a lower one.
 
     Args:
         most: The engine's own limit.

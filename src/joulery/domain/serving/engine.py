@@ -1,4 +1,4 @@
-"""What an engine runs and answers: replicas, requests, responses, and the measured price of changing the set."""
+"""Values of the engine interface: replicas, requests, responses, and the measured price of changing the set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from joulery.domain.serving.tensors import Tensor, TensorSpec
 
 
 class ModelKind(StrEnum):
-    """How a model is loaded."""
+    """Kind of a model, by its loader."""
 
     ONNX = "onnx"
     """An ONNX file, run by ONNX Runtime."""
@@ -47,7 +47,7 @@ _PIPELINE = "transformers:"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelRef:
-    """Where a model comes from.
+    """Reference to a model.
 
     Attributes:
         kind: How it is loaded.
@@ -161,7 +161,7 @@ class ReplicaSpec:
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life."""
+    """State of a replica."""
 
     STARTING = "starting"
     READY = "ready"
@@ -173,7 +173,7 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What can be seen of one replica.
+    """Public view of one replica.
 
     Attributes:
         id: Unique within the engine for its life; restarts keep it.
@@ -209,7 +209,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What changing the set of replicas cost, measured.
+    """Measured cost of changing the set of replicas.
 
     Attributes:
         started, stopped, kept: The replicas by what happened to them, sorted.
@@ -229,7 +229,7 @@ class Transition:
 
 
 class Outcome(StrEnum):
-    """How a request ended."""
+    """Outcome of a request."""
 
     OK = "ok"
     INVALID = "invalid"
@@ -328,7 +328,7 @@ class InferResponse(NamedTuple):
 
 
 class EnergyShare(NamedTuple):
-    """What one request is charged.
+    """Charge of one request.
 
     Attributes:
         energy_j: Joules.

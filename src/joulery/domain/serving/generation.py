@@ -24,10 +24,10 @@ class GenerationKind(StrEnum):
 
 
 class Dialect(StrEnum):
-    """How an engine takes priorities."""
+    """Priority scheme of an engine."""
 
     PLAIN = "plain"
-    """Not at all: it runs requests as they arrive, so the queue is in front of it."""
+    """None: the engine runs requests as they arrive, so the queue is in front of it."""
     VLLM = "vllm"
     """``priority`` in the request, the smallest first (``--scheduling-policy priority``)."""
     SGLANG = "sglang"
@@ -101,7 +101,7 @@ class GenerationEvent(NamedTuple):
 
 
 class GenerationCost(NamedTuple):
-    """What one answer cost.
+    """Cost of one answer.
 
     Attributes:
         variant: The model that answered.
@@ -136,7 +136,7 @@ class GenerationCost(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """What an engine itself reports of its load, other clients' requests included.
+    """Load as the engine itself reports it, other clients' requests included.
 
     Attributes:
         running, waiting: Requests in its batch and in its queue.
@@ -166,7 +166,7 @@ class LLMEngine(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """How it takes priorities."""
+        """Its priority scheme."""
         ...
 
     @property

@@ -64,7 +64,7 @@ class LedgerBatch(NamedTuple):
 
 
 class RequestLedger:
-    """What is open, what has ended, by gateway.
+    """Open and ended requests, by gateway.
 
     Args:
         most: Ended entries that are kept.

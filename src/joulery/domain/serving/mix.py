@@ -1,4 +1,4 @@
-"""Which of the variants that a replica keeps loaded answers a request: shares, and leaner shares when slack is short.
+"""Request shares of the variants that a replica keeps loaded, and leaner shares when slack is short.
 
 A policy decides on a :class:`VariantMix`; the engine and the simulator follow it request by request with
 :class:`MixCounter`. Proteus (ASPLOS 2024) and SuperServe (NSDI 2025) scale accuracy by such a choice a request.
@@ -172,7 +172,7 @@ class ServiceMixes:
         self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
         self._steering_of(service).mix = mix
 
     def mix(self, service: str, /) -> VariantMix:

@@ -1,4 +1,4 @@
-"""What a variant costs on a slice, as measured: the samples, so that every later figure can be recomputed."""
+"""Measured cost of a variant on a slice: the samples, so that every later figure can be recomputed."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Profile:
             raise DataError("a profile needs entries, each variant once a slice")
 
     def entry(self, variant: str, piece: Slice) -> SliceProfile:
-        """What was measured of a variant on a slice.
+        """The measurements of a variant on a slice.
 
         Raises:
             DataError: That pair was not measured.
@@ -237,7 +237,7 @@ class Profile:
         )
 
     def quality_of(self, variant: str) -> Quality:
-        """How well the watts of a variant are known."""
+        """Quality of the watts of a variant."""
         own = next((entry.quality for entry in self.entries if entry.variant == variant), None)
         return self.quality if own is None else own
 

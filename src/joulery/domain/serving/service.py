@@ -1,4 +1,4 @@
-"""What is served, how well, and on what: variants, SLOs, slices."""
+"""Services: variants, SLOs, slices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from joulery.domain.errors import ConfigError
 
 
 class SliceKind(StrEnum):
-    """How a device is partitioned. The first three exclude one another on one GPU."""
+    """Kind of partition of a device. The first three exclude one another on one GPU."""
 
     WHOLE = "whole"
     MIG = "mig"
@@ -130,7 +130,7 @@ DEFAULT_QUANTILE = 0.95
 
 
 class SloScope(StrEnum):
-    """Which latency an SLO bounds."""
+    """Latency that an SLO bounds."""
 
     END_TO_END = "end_to_end"
     """Arrival at the gateway to the last byte of the answer: queueing included."""

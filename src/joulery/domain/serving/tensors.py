@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class TensorSpec(NamedTuple):
-    """What a model declares of one input or output.
+    """A model's declaration of one input or output.
 
     Attributes:
         name: Tensor name.

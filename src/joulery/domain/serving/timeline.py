@@ -22,7 +22,7 @@ NAN = math.nan
 
 
 class CarbonBasis(StrEnum):
-    """Whether the intensity shown is what the grid does now."""
+    """Basis of the intensity shown: the grid of now, another time or an assumption."""
 
     LIVE = "live"
     """Fetched from a provider for the present."""
@@ -34,7 +34,7 @@ class CarbonBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CarbonLabel:
-    """What the intensities of a run are.
+    """Description of the intensities of a run.
 
     Attributes:
         zone: Grid zone.
@@ -54,7 +54,7 @@ class CarbonLabel:
 
 @dataclass(frozen=True, slots=True)
 class CarbonFeed:
-    """How the source of carbon intensity does at one moment.
+    """State of the source of carbon intensity at one moment.
 
     Attributes:
         known: Whether the intensity of now is known.
@@ -90,7 +90,7 @@ class ServiceLabel:
 
 @dataclass(frozen=True, slots=True)
 class SiteLabel:
-    """What does not change while a site runs.
+    """Facts that do not change while a site runs.
 
     Attributes:
         name: The site.
@@ -216,7 +216,7 @@ class MeterNow:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one workload of one owner cost since the start of the run. Only ever grows."""
+    """Cost of one workload of one owner since the start of the run. Only ever grows."""
 
     workload: str
     owner: str

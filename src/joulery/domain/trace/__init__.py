@@ -1,1 +1,1 @@
-"""What ran when: events, call stacks, operators."""
+"""Traces: events, call stacks, operators."""

@@ -1,4 +1,4 @@
-"""What ran when: the tensor events of a program, as columns.
+"""Tensor events of a program, as columns.
 
 An operation is named by its *qualified tensor name* (QTN, Smaragdine, ICSE'24, section 3.1): the path of modules that
 led to it and the operation itself, joined by ``/`` (``bert/encoder/layer_0/attention/self/query/addmm``).

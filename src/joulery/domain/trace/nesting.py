@@ -30,7 +30,7 @@ class Nesting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """When each event was the innermost of its lane: disjoint within a lane, together the union of its events.
+    """Times in which each event was the innermost of its lane: disjoint within it, together the union of its events.
 
     Attributes:
         event: Row of the event, int64[k].

@@ -1,4 +1,4 @@
-"""What a model computes, operator by operator: as a graph says it (shapes), and as work (operations and bytes)."""
+"""Operators of a model: as a graph states them (shapes), and as work (operations and bytes)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from joulery.domain.errors import ConfigError
 
 
 class OperatorKind(StrEnum):
-    """How the work of an operator follows from its shapes."""
+    """Kind of an operator, by how its work follows from its shapes."""
 
     DOT = "dot"
     """A sum of products for each output element."""

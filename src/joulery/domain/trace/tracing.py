@@ -14,7 +14,7 @@ _ENTRY = re.compile(r"^(skip|warmup|active|repeat)=(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Which steps of a program are recorded: ``repeat`` cycles of ``skip``, ``warmup`` and ``active`` steps.
+    """Recorded steps of a program: ``repeat`` cycles of ``skip``, ``warmup`` and ``active`` steps.
 
     Attributes:
         skip: Steps before each cycle that run untouched.
@@ -60,7 +60,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class ClockFit:
-    """How the clock of a trace was tied to the clock of the power readings.
+    """Fit of the clock of a trace to the clock of the power readings.
 
     Attributes:
         offset_ns: Added to the stamps of the trace; None without a clock mark (then nothing was added).

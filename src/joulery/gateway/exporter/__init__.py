@@ -1,1 +1,1 @@
-"""What the node exporter publishes: Prometheus metrics over HTTP, and OpenTelemetry metrics pushed to a collector."""
+"""The node exporter: Prometheus metrics over HTTP, and OpenTelemetry metrics pushed to a collector."""

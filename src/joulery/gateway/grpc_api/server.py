@@ -82,7 +82,7 @@ class GrpcServer:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """Its address for clients."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def start(self) -> None:

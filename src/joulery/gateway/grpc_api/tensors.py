@@ -84,7 +84,7 @@ def render(
 
 
 def costs_of(variant: str, share: EnergyShare | None) -> dict[str, str | float]:
-    """Who answered and what it cost, by the names of the HTTP headers."""
+    """The variant that answered and its cost, by the names of the HTTP headers."""
     found: dict[str, str | float] = {"x-joulery-variant": variant} if variant else {}
     if share is not None:
         found |= {"x-joulery-energy-j": share.energy_j, "x-joulery-quality": share.quality.value}

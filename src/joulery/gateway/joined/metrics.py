@@ -69,7 +69,7 @@ _BY_NAME = {family.name: family for family in GATEWAY_METRICS}
 
 
 class Joined(Protocol):
-    """What a gateway knows of the engine server."""
+    """A gateway's view of the engine server."""
 
     @property
     def joined(self) -> bool:

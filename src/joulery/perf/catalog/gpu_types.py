@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuTypeFacts:
-    """What is published of a GPU type.
+    """Published facts of a GPU type.
 
     Attributes:
         name: Name here, such as ``A100-80GB``.
@@ -56,7 +56,7 @@ class GpuTypeFacts:
 
     @property
     def mig(self) -> MigMenu | None:
-        """What it can be cut into; None where it cannot, or where that is unknown."""
+        """Its MIG menu; None where it cannot be partitioned, or where that is unknown."""
         return menu_for(self.name)
 
     def peak_flops(self, precision: str) -> float:

@@ -102,7 +102,7 @@ V100 = InterferenceProfile(
 
 
 class _Fit(NamedTuple):
-    """What is fitted of one model; the rest is the paper's."""
+    """Fitted numbers of one model; the rest is the paper's."""
 
     k1: float
     k2: float

@@ -162,7 +162,7 @@ def _by_model(data: _Data, name: str, model: npt.NDArray[np.int64], error: Float
 
 
 class _Terms(NamedTuple):
-    """What is fitted: float64[models, 5], float64[models] each, and one number for the GPU."""
+    """Fitted numbers: float64[models, 5], float64[models] each, and one number for the GPU."""
 
     k: FloatArray
     cache_sensitivity: FloatArray
@@ -172,7 +172,7 @@ class _Terms(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What is taken over from the starting profile, float64[models] each."""
+    """Numbers taken over from the starting profile, float64[models] each."""
 
     transfer_ms: FloatArray
     launch_ms: FloatArray
@@ -236,7 +236,7 @@ class _Data:
         return _Kept(*np.array(rows, np.float64).T)
 
     def start_vector(self) -> FloatArray:
-        """Where the search starts, in the scale of :meth:`terms`: coefficients relative to the starting profile."""
+        """Start of the search, in the scale of :meth:`terms`: coefficients relative to the starting profile."""
         n = len(self.names)
         k = self.k_scale()
         first = np.array([self._k(name) for name in self.names]) / k

@@ -90,7 +90,7 @@ class TwoCopies:
 
 @dataclass(frozen=True, slots=True)
 class GpuRuns:
-    """What the hardware coefficients are fitted on.
+    """Measurements that the hardware coefficients are fitted on.
 
     Attributes:
         name: GPU type.
@@ -109,7 +109,7 @@ class GpuRuns:
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """What the coefficients of one model are fitted on.
+    """Measurements that the coefficients of one model are fitted on.
 
     Attributes:
         load_bytes, feedback_bytes: Input and result of one request.
@@ -306,7 +306,7 @@ def _line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 
 
 def solo_fit(gpu: GpuCoefficients, name: str, model: ModelCoefficients, points: Sequence[SoloPoint]) -> ModelFit:
-    """How well the coefficients give back the solo runs (execution on the GPU)."""
+    """Errors of the coefficients on the solo runs (execution on the GPU)."""
     errors = []
     for point in points:
         own = solo(model, point.batch, point.share_percent)

@@ -1,4 +1,4 @@
-"""How co-located inference slows down: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
+"""Slowdown of co-located inference: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
 
 The model of one GPU needs three sums of its neighbours: how many there are, the power they ask for and the share of
 the L2 cache they use. :class:`Neighbourhood` keeps these sums, so adding or removing a neighbour costs O(1).
@@ -87,7 +87,7 @@ class ModelCoefficients:
 
 
 class Solo(NamedTuple):
-    """What a model does alone with one batch size and one share (Eq. 11 and the two lines below it).
+    """Figures of a model alone with one batch size and one share (Eq. 11 and the two lines below it).
 
     Attributes:
         active_ms: k_act.
@@ -197,7 +197,7 @@ def colocated_latency(
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """How well the coefficients of one model give back a set of measurements.
+    """Errors of one model's coefficients against a set of measurements.
 
     Attributes:
         model: Which model.
@@ -255,7 +255,7 @@ class InterferenceProfile:
     bands: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def error_band(self, model: str, quantile: float = 0.95) -> float:
-        """How much longer a model's latencies were than predicted: a quantile of measured over predicted, minus 1.
+        """Excess of a model's latencies over predictions: a quantile of measured over predicted, minus 1.
 
         The worst of the kinds of data the profile was compared with; 0 where it was compared with none.
 

@@ -1,4 +1,4 @@
-"""Which runs under MPS profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
+"""Runs under MPS that profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
 
 Nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper; the use of the L2
 cache as a kernel profiler read it, and an estimate that is labelled as one where there is none. Two more co-location
@@ -64,7 +64,7 @@ class ShareRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What is read off the board.
+    """Facts read off the board.
 
     Attributes:
         name: What the vendor calls it.
@@ -83,7 +83,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model before it runs.
+    """Facts of a model known before it runs.
 
     Attributes:
         name: What it is called in plans.

@@ -1,4 +1,4 @@
-"""How long an answer will be: ordinal length classes, their calibration, and how well a predictor orders requests.
+"""Ordinal classes of answer length, their calibration, and how well a predictor orders requests.
 
 The classes of μ-Serve (ATC'24, section 3.3) are the quartiles and the 99th percentile of a model's own answers:
 ``[0, p25) [p25, p50) [p50, p75) [p75, p99) [p99, inf)``. A predictor gives a raw ordinal score; requests are ranked by
@@ -125,7 +125,7 @@ def isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class OrdinalQuality:
-    """How good predictions are (μ-Serve, Table 2).
+    """Quality of predictions (μ-Serve, Table 2).
 
     Attributes:
         accuracy: Share of classes hit.

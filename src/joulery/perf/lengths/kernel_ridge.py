@@ -27,7 +27,7 @@ _FARTHEST_DEVIATIONS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class LengthRecipe:
-    """How a length model is fitted.
+    """Settings for fitting a length model.
 
     Attributes:
         width: Factor of the squared distance in the kernel's exponent.

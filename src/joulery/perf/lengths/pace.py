@@ -1,4 +1,4 @@
-"""What is learned from answers as they complete: tokens a score stands for, and seconds a token takes.
+"""Online estimates from completed answers: tokens a score stands for, and seconds a token takes.
 
 Both start from what is known beforehand and move with every completion, older ones fading out: the predictor was
 trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24, section 3.3);
@@ -40,7 +40,7 @@ def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
 
 
 def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:
-    """What an answer cut at ``at_tokens`` would have come to, of which ``mean_tokens`` were expected.
+    """Expected full length of an answer cut at ``at_tokens``, of which ``mean_tokens`` were expected.
 
     E[L | L > c] = c + m for exponential lengths. The unseen part counts for at most the seen part, so that a model
     whose answers are always cut does not raise its expectation without bound.
@@ -157,7 +157,7 @@ class OnlinePace:
 
 
 def _moments(read: float, written: float, took_s: float) -> tuple[float, ...]:
-    """What least squares sums up of a completion: first without its time, then with it."""
+    """Sums of a completion for least squares: first without its time, then with it."""
     return (1.0, read, written, read**2, read * written, written**2, took_s, read * took_s, written * took_s)
 
 

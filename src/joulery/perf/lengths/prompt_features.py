@@ -1,4 +1,4 @@
-"""What a prompt's surface says about how long its answer will be: counts, openings and words, no learned tokenizer.
+"""Surface features of a prompt that predict answer length: counts, openings and words, no learned tokenizer.
 
 A million characters cost no more than :data:`READ_CHARACTERS` of them: of a longer prompt its beginning and its end are
 read, and its whole length is one of the features. Any ``str`` is accepted, the empty one and lone surrogates too.
@@ -171,7 +171,7 @@ def prompt_features(prompt: str) -> FloatArray:
 
 
 def _topics(lower: str) -> list[float]:
-    """How often each topic is named, at most 3, then whether it is named early.
+    """Number of mentions of each topic, at most 3, then whether it is named early.
 
     Only the few topics that some word's first letters allow are searched for: a quarter of the time of all.
     """
@@ -214,7 +214,7 @@ def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
 
 
 def _asked(text: str, lower: str) -> list[float]:
-    """What amount is asked for, and how the prompt is laid out."""
+    """The amount asked for, and the layout of the prompt."""
     items, amount = _ASKED_ITEMS.search(lower), _ASKED_WORDS.search(lower)
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     count = max(1, len(lines))

@@ -55,7 +55,7 @@ def prompt_template(prompt: str) -> Form:
 
 
 class TemplateLengths:
-    """How much longer answers were than their scores let expect, by the form of their prompts."""
+    """Ratios of answer lengths to those that scores predict, by the form of their prompts."""
 
     __slots__ = ("_count", "_forms", "_logs", "_scores")
 
@@ -65,7 +65,7 @@ class TemplateLengths:
         self._count = 0
 
     def ratio(self, form: Form, lengths: OnlineLengths) -> float:
-        """What to multiply the expected length by: 1 where no prompt of such a form was completed.
+        """Factor on the expected length: 1 where no prompt of such a form was completed.
 
         Args:
             form: The prompt's.

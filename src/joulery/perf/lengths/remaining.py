@@ -1,4 +1,4 @@
-"""How much of an answer is still to come, by what it has already come to.
+"""Expected remaining length of an answer, given the length it has already come to.
 
 An answer that outlives its prediction is not about to end: among earlier answers of the same prediction, those that
 came so far went on for longer. The expected remainder is their conditional mean, ``E[L - made | L > made]``. What

@@ -1,4 +1,4 @@
-"""What the words of a prompt are about: the mean of a small vector for each word that is known.
+"""Topic of a prompt: the mean of a small vector for each word that is known.
 
 Surface features know a few hundred words by their spelling; a vector places thousands beside those of like meaning, so
 that a prompt about a *sonata* is near one about a *song*. The mean ignores the order of words: it separates topics,

@@ -1,4 +1,4 @@
-"""How far predictions are off, from measurements that are left out of the fit.
+"""Prediction errors, from measurements that are left out of the fit.
 
 Points are left out in the ways in which a question may differ from what was measured: a load between two measured ones,
 a load beyond them, a configuration or task, a model, an architecture, a GPU type. The error of a prediction is the
@@ -25,7 +25,7 @@ _FEWEST = 12
 
 
 class Distance(StrEnum):
-    """How far a question is from what was measured, nearest first."""
+    """Distance of a question from the measurements, nearest first."""
 
     MEASURED = "measured"
     """That very load was measured."""
@@ -56,7 +56,7 @@ class Band(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What a stated deviation has to be multiplied by: for two of three, and for nine of ten."""
+    """Factors on a stated deviation: for two of three, and for nine of ten."""
 
     typical: float = 1.0
     p90: float = 1.645

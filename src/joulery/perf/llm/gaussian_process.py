@@ -21,7 +21,7 @@ from joulery.domain.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class KernelInputs:
-    """Where points lie.
+    """Positions of points.
 
     Attributes:
         load: Logarithm of requests in flight, shape (points,).

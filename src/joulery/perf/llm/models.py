@@ -51,7 +51,7 @@ PRECISION_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelFacts:
-    """What is known of a language model before anything is measured.
+    """Facts of a language model known before anything is measured.
 
     Attributes:
         backbone: Name of its architecture and size; models of one backbone run the same operations a token.
@@ -138,7 +138,7 @@ _VISION = re.compile(r"(^|[-_/])(vl|omni|vision|llava|internvl|pixtral)([-_.]|$)
 
 
 def model_facts(model_id: str) -> LanguageModelFacts:
-    """What is known of a model of that id, from the table or from the id itself.
+    """Facts of a model of that id, from the table or from the id itself.
 
     Raises:
         ConfigError: The table does not have it and the id does not say how many parameters it has.

@@ -43,7 +43,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class LlmPrediction:
-    """What is predicted of a point; a figure that no run measured is None.
+    """Prediction for a point; a figure that no run measured is None.
 
     Attributes:
         point: What was asked.
@@ -139,7 +139,7 @@ class LlmPredictor:
         self._gpus = {run.point.gpu.name for run in self.runs}
 
     def predict(self, points: Sequence[LlmPoint]) -> list[LlmPrediction]:
-        """What each point would measure, in the order of ``points``."""
+        """The prediction for each point, in the order of ``points``."""
         asked = [self._placed(point) for point in points]
         series: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, point in enumerate(asked):
@@ -150,7 +150,7 @@ class LlmPredictor:
         return [replace(found[index], point=points[index]) for index in range(len(points))]
 
     def _distance(self, point: LlmPoint) -> Distance:
-        """How far a point, under the task of its runs, is from what was measured."""
+        """Distance of a point, under the task of its runs, from the measurements."""
         loads = [run.point.batch for run in self._series.get(point.series, ())]
         if loads:
             if self._same(point) is not None:
@@ -181,7 +181,7 @@ class LlmPredictor:
         return [self._prediction(point, index, values, deviations) for index, point in enumerate(points)]
 
     def _correction(self, fit: _Fit, points: list[LlmPoint]) -> FloatArray:
-        """What makes the curve through these loads monotone: to be added to the logarithms."""
+        """Correction that makes the curve through these loads monotone: to be added to the logarithms."""
         measured = [run.point.batch for run in self._series.get(points[0].series, ())]
         loads = np.log([*(point.batch for point in points), *measured])
         grid = np.unique(np.concatenate([loads, np.linspace(loads.min(), loads.max(), _GRID)]))
@@ -329,7 +329,7 @@ def _fits_memory(point: LlmPoint) -> bool:
 
 
 def inputs_of(points: Sequence[LlmPoint]) -> KernelInputs:
-    """Where points lie: their load, sizes, labels, and what the engine's limit leaves waiting."""
+    """Kernel inputs of points: their load, sizes, labels, and what the engine's limit leaves waiting."""
     smooth = [
         (
             math.log(point.facts.active_parameters),

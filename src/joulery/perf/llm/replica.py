@@ -28,7 +28,7 @@ prompts take 2.5 to 5 times it (NVIDIA AIConfigurator's silicon samples, dense m
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCurve:
-    """What a replica does with 1, 2, ... limit requests in flight.
+    """Performance of a replica with 1, 2, ... limit requests in flight.
 
     Attributes:
         token_time_s: Time a token takes a request, prompts of others included, s, shape (limit,).

@@ -1,4 +1,4 @@
-"""What is measured of a language model that serves, and what is asked about one."""
+"""Measured runs of a language model that serves, and the points at which one is predicted."""
 
 from __future__ import annotations
 

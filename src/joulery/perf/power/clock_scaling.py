@@ -46,7 +46,7 @@ def above_idle_ratio(clocks_mhz: npt.ArrayLike, model: ClockModel = V100) -> Flo
 
 
 def stretched_knee_mhz(max_mhz: float, model: ClockModel = V100) -> float:
-    """Where the voltage of a device of that highest clock begins to rise, MHz, if its curve is the model's."""
+    """Voltage knee of a device of that highest clock, MHz, if its curve is the model's."""
     return max_mhz * model.knee_mhz / model.max_mhz
 
 

@@ -22,7 +22,7 @@ from joulery.perf.power.clock_curves import ClockModel, operation_scores
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """What was measured of one model at several clocks.
+    """Measurements of one model at several clocks.
 
     Attributes:
         device: Of what.

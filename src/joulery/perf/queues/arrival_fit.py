@@ -31,7 +31,7 @@ _ONE_SIDED_95 = 1.645
 
 
 class ArrivalFit(NamedTuple):
-    """What a log says about how requests come.
+    """Arrival process fitted to a log of requests.
 
     Attributes:
         rate_rps: Mean rate of its busiest eighth.

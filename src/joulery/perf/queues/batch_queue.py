@@ -1,4 +1,4 @@
-"""How long requests wait when they come at random and are served in batches as large as have gathered.
+"""Waiting times of requests that come at random and are served in batches as large as have gathered.
 
 The queue: requests come one by one; whenever the server is free it takes all that wait, at most ``batch`` of them, and
 serves them together; a batch of ``j`` takes ``s(j)``. (Real servers call this dynamic batching with no delay.) What

@@ -35,7 +35,7 @@ class BatchInstance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRun:
-    """What happened to each request, in order of arrival.
+    """Times, instance and batch of each request, in order of arrival.
 
     Attributes:
         start_s: When an instance took it, float64[n], seconds.

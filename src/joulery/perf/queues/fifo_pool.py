@@ -41,7 +41,7 @@ class PoolInstance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolRun:
-    """What happened to each request, in order of arrival.
+    """Times and instance of each request, in order of arrival.
 
     Attributes:
         start_s: When an instance took it, float64[n], seconds.

@@ -1,4 +1,4 @@
-"""When a request that arrives now gets its first token: its wait for a slot, and a margin learned from recent errors.
+"""Predicted time to first token of an arriving request: wait for a slot, and a margin learned from recent errors.
 
 The wait is that of list scheduling: requests in the queue take the slot that is free first. What the prediction leaves
 out (prompts to read, wrong lengths, a full batch) is in its errors: the margin is their quantile, as in split conformal
@@ -60,7 +60,7 @@ class FirstTokens:
         self._seen.append((at_s, took_s, took_s - predicted_s))
 
     def margin_s(self, quantile: float, now_s: float) -> float:
-        """What is to be added to a predicted wait so that a first token comes within that at a quantile, s.
+        """Margin on a predicted wait with which a first token comes in time at a quantile, s.
 
         0 while too few are known. It may be below 0, where waits were predicted too long.
         """

@@ -26,7 +26,7 @@ _WARM_UP = 48
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routes:
-    """Where the requests of each model may go, for one or more candidate placements.
+    """Routes for the requests of each model, for one or more candidate placements.
 
     Attributes:
         stage_s: Time of each stage, s, float64[candidates, models, routes, stages]; 0 where a route has fewer stages.
@@ -47,7 +47,7 @@ class Routes:
 
     @property
     def candidates(self) -> int:
-        """How many placements there are."""
+        """Number of placements."""
         return int(self.stage_s.shape[0])
 
     def one(self, candidate: int) -> Routes:
@@ -84,7 +84,7 @@ class PipelineWorkload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineOutcome:
-    """What became of each request under each candidate.
+    """Latency and route of each request under each candidate.
 
     Attributes:
         latency_s: Arrival to answer, float64[candidates, n]; infinite for a request that was refused.

@@ -1,4 +1,4 @@
-"""What requests cost on a service of many variants and slices: the parameters of a FIFO-pull service.
+"""Costs of requests on a service of many variants and slices: the parameters of a FIFO-pull service.
 
 A request takes a host part (decoding, pre- and post-processing), stretched by what its neighbours do, and a device part
 that depends on variant and slice. These are few numbers: some measured points of the whole service (accuracy, a

@@ -1,4 +1,4 @@
-"""What requests cost on a service, as JSON and back (schema ``joulery.pull-costs/1``)."""
+"""Costs of requests on a service, as JSON and back (schema ``joulery.pull-costs/1``)."""
 
 from __future__ import annotations
 

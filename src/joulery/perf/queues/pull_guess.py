@@ -1,4 +1,4 @@
-"""Where a fit of a pull service starts: round numbers tied to what was measured, nothing looked up but the slowdowns.
+"""Starting point of the fit of a pull service: round numbers tied to measurements, only the slowdowns looked up.
 
 Slowdowns on MIG slices cannot come from a few points of whole services. They are those of published measurements of
 models of like size (:mod:`joulery.perf.catalog.clover_services`): of the variant itself where the catalog has it, of

@@ -27,7 +27,7 @@ _NEWTON_STEPS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullPrediction:
-    """What is predicted, one row a configuration (and one layer a set of parameters).
+    """Predictions, one row a configuration (and one layer a set of parameters).
 
     Attributes:
         latency_s: 95th percentile, arrival to answer; infinite where the demand exceeds the capacity.
@@ -87,7 +87,7 @@ def predict(
 
 
 def _idle_wait(counts: FloatArray, service: FloatArray, rate: FloatArray) -> FloatArray:
-    """How long an instance waits for work; 0 where the demand exceeds the capacity.
+    """Time that an instance waits for work; 0 where the demand exceeds the capacity.
 
     The time between two requests, ``1 / sum(counts / (wait + service))``, is concave in the wait, and linear where all
     services take equally long: Newton's steps approach the solution from below and never pass it.

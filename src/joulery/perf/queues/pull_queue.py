@@ -19,7 +19,7 @@ from joulery.perf.queues.fifo_pool import PoolInstance, serve
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
-    """What happened to each request, in order of arrival.
+    """Times, instance and CPU seconds of each request, in order of arrival.
 
     Attributes:
         arrival_s: When it arrived, float64[n].
@@ -39,7 +39,7 @@ class Replay:
 
     @property
     def end_s(self) -> FloatArray:
-        """When it was answered, float64[n]."""
+        """Time of each answer, float64[n]."""
         return np.asarray(self.start_s + self.service_s)
 
     @property

@@ -62,7 +62,7 @@ class ArrivalForecast:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """What a governor sees of its device.
+    """A governor's view of its device.
 
     Attributes:
         now_s: Time.
@@ -121,7 +121,7 @@ class GovernorState:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """When a device that is overloaded at its highest clock asks the operator for another device.
+    """Overload rule: a device overloaded at its highest clock asks the operator for another device.
 
     Attributes:
         patience_s: Uninterrupted overload before the signal ``scale_out`` is raised, once an episode.
@@ -315,7 +315,7 @@ class PredictiveGovernor:
         return np.asarray(np.all(finish_s <= spare_s[:, None], axis=0), np.bool_)
 
     def _room_s(self, view: DeviceView) -> float:
-        """How long the next arrival may wait."""
+        """Time that the next arrival may wait."""
         if not view.hosted:
             return self.reserve_ratio * view.shortest_slo_s
         return min((1.0 - self.guard_ratio) * slo_s - _LONG * service_s for slo_s, service_s in view.hosted)
@@ -431,7 +431,7 @@ class AboveKnee:
         return self.inner.initial()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
-        """What the inner governor decides, raised to the knee while there is work."""
+        """The inner governor's decision, raised to the knee while there is work."""
         step = self.inner.step(state, view)
         if view.idle and not any(partition.latency_s > 0 for partition in view.partitions):
             return step

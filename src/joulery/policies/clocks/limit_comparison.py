@@ -1,4 +1,4 @@
-"""What a power limit does to requests: windows under it against windows at full power.
+"""Effect of a power limit on requests: windows under it against windows at full power.
 
 A window holds the work that was answered in it, by kind. A kind is requests of one model variant; where they differ in
 size, such as in the tokens they generate, time counts for each unit of size. Two windows are compared on the kinds that

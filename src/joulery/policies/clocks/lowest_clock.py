@@ -15,7 +15,7 @@ from joulery.domain.errors import ConfigError
 
 
 class ClockAction(StrEnum):
-    """What one period of the governor did."""
+    """Action of the governor in one period."""
 
     UP = "UP"
     DOWN = "DOWN"
@@ -47,7 +47,7 @@ class ClockRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLatency:
-    """What one resident partition experiences.
+    """Latency of one resident partition.
 
     Attributes:
         slo_s: Latency target, > 0.

@@ -1,4 +1,4 @@
-"""What a governor is shown of the services of its device: when each pending request ends at each clock.
+"""A governor's view of the services of its device: the end of each pending request at each clock.
 
 The live controller and the simulator build their views here, so that a rule is judged on what it sees in the world.
 """
@@ -37,7 +37,7 @@ class BatchingEngine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one service's requests take at the highest clock.
+    """Work of one service's requests at the highest clock.
 
     Attributes:
         service_s, own_tail_s: Mean of the service time, and its quantile of the SLO, s.
@@ -104,13 +104,13 @@ class ColocatedService:
 
     @property
     def elasticity_ratio(self) -> float:
-        """How its time grows where the clock is lowered; 1, as of arithmetic, where that is not learned."""
+        """Elasticity of its time to the clock; 1, as of arithmetic, where that is not learned."""
         return 1.0 if self.batch is None else self.batch.cost.elasticity_ratio
 
 
 @dataclass(frozen=True, slots=True)
 class ClockCurves:
-    """How work depends on the clock of a device.
+    """Dependence of work on the clock of a device.
 
     Attributes:
         slowdown: Time of the same work at each clock over that at the highest, by the elasticity of the work.

@@ -37,7 +37,7 @@ _RISES = 2
 
 
 class LimitPhase(StrEnum):
-    """What a job's power limit is set for."""
+    """Purpose of a job's power limit."""
 
     BASELINE = "baseline"
     """Full power, to measure it."""
@@ -49,7 +49,7 @@ class LimitPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LimitPoint:
-    """What a limit did to a job.
+    """Effect of a limit on a job.
 
     Attributes:
         ratio: The limit, as a share of full power.
@@ -98,7 +98,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class PowerLimitState:
-    """What is known of one job.
+    """State of one job.
 
     Attributes:
         phase: Why the limit is what it is.

@@ -65,7 +65,7 @@ _SEARCH_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ServicePressure:
-    """How near a service is to missing its SLO.
+    """Pressure on a service: how near it is to missing its SLO.
 
     Attributes:
         name: The service.
@@ -91,7 +91,7 @@ class ServicePressure:
         return cls(**_known(fields))
 
     def threat(self) -> str:
-        """What threatens the SLO, in words; empty for nothing."""
+        """The threat to the SLO, in words; empty for nothing."""
         late_s = max(self.oldest_s, self.delay_s)
         if late_s > _PRESSURE_RATIO * self.slo_s:
             return f"{self.name}: {late_s:.3g} s of the SLO of {self.slo_s:.3g} s are gone"
@@ -144,7 +144,7 @@ class ServingDeviceView:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimitState:
-    """What is known of one device.
+    """State of one device.
 
     Attributes:
         phase: Why the limit is what it is.
@@ -486,7 +486,7 @@ class ServiceLimitTuner:
 
 
 def state_record(state: ServiceLimitState) -> LimitRecord:
-    """What is known of the limit on trial."""
+    """The record of the limit on trial."""
     return next((one for one in state.records if one.ratio == state.trial), LimitRecord(state.trial))
 
 

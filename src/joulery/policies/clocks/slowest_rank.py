@@ -17,7 +17,7 @@ _NONE: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SlowestRank:
-    """What is known of the nodes of one job.
+    """Work rates of the nodes of one job.
 
     Attributes:
         trial_s: How long the nodes are measured at full power.
@@ -39,7 +39,7 @@ class SlowestRank:
         return bool(self.rates)
 
     def seen(self, now_s: float, nodes: Mapping[str, tuple[float, float]], *, full: bool) -> SlowestRank:
-        """What is known after a look.
+        """The state after a look.
 
         An interval ends when every node has reported anew; a node that reports less work than before, a later time, or
         other nodes begin everything anew.

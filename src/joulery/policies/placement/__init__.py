@@ -1,1 +1,1 @@
-"""Which model runs on which part of which GPU."""
+"""Placement of models on parts of GPUs."""

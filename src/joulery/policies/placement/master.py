@@ -26,7 +26,7 @@ _UNSERVED = 1e4
 
 
 class SolveStatus(Enum):
-    """What a run of the solver proved."""
+    """Proof status of a run of the solver."""
 
     OPTIMAL = "optimal"
     """The solution is optimal, within the gap asked for."""

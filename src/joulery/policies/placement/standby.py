@@ -60,7 +60,7 @@ class WatchedInstance:
 
 
 def key_of(workload: str, replica: int) -> str:
-    """How an instance is named: ``W1/0``."""
+    """Name of an instance: ``W1/0``."""
     return f"{workload}/{replica}"
 
 
@@ -91,7 +91,7 @@ def watched_instances(
 
 
 class Tail(NamedTuple):
-    """What one instance's requests saw lately.
+    """Recent tail latency of one instance.
 
     Attributes:
         key: Which instance.
@@ -105,7 +105,7 @@ class Tail(NamedTuple):
 
 
 class StandbyObservation(NamedTuple):
-    """What the policy sees: every instance's latest tail, counted since its standby took over, if it did."""
+    """The policy's input: every instance's latest tail, counted since its standby took over, if it did."""
 
     now_s: float
     tails: tuple[Tail, ...]
@@ -124,7 +124,7 @@ class StandbyObservation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StandbyState:
-    """What the policy remembers.
+    """State of the policy.
 
     Attributes:
         late_since_s: When each instance was first seen late, while it stays so.
@@ -205,7 +205,7 @@ class StandbyPolicy:
         return state, [Decision(ACTIVATE_STANDBY, one.key, one.standby_percent, self.name, reason, cause="latency")]
 
     def _refusal(self, state: StandbyState, one: WatchedInstance) -> str:
-        """Why its standby cannot help; empty when it can."""
+        """Reason why its standby cannot help; empty when it can."""
         if one.key in state.active:
             return "its standby answers already"
         if one.standby_percent <= one.share_percent:

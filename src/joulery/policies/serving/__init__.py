@@ -1,1 +1,1 @@
-"""Which variants serve on which slices as the grid changes (Clover)."""
+"""Choice of variants and slices as the grid changes (Clover)."""

@@ -16,7 +16,7 @@ _LASTS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """What is remembered of one kind of change.
+    """Caution about one kind of change.
 
     Attributes:
         ratio: Multiple of the patience before the next one.
@@ -36,7 +36,7 @@ class Caution:
         return Caution(ratio, now_s + _LASTS * patience_s * ratio)
 
     def struck(self, now_s: float) -> Caution:
-        """When the SLO begins to be threatened."""
+        """The caution once the SLO begins to be threatened."""
         doubtful = now_s < self.doubtful_until_s < math.inf
         return Caution(min(MOST_CAUTION, 2.0 * self.ratio) if doubtful else self.at(now_s))
 

@@ -46,7 +46,7 @@ CONSOLIDATION = "consolidation"
 
 @dataclass(frozen=True, slots=True)
 class Consolidation:
-    """When instances are parked and woken.
+    """Rules for parking and waking instances.
 
     Attributes:
         room: Demand that the awake part must be able to carry before others are parked, as a multiple of the present.
@@ -228,7 +228,7 @@ class Consolidation:
         return float(_RATE_STEP ** math.ceil(math.log(rate_rps, _RATE_STEP) - 1e-9))
 
     def _kept(self, predictor: Predictor, key: Hashable, made: Callable[[], T]) -> T:
-        """What was computed with this predictor for a key before, else now; the latest few hundred are kept."""
+        """The kept result of this predictor for a key, else a new one; the latest few hundred are kept."""
         known = self._memo.get(key)
         if known is None or known[0] is not predictor:
             if len(self._memo) >= _MOST_KEPT:

@@ -40,7 +40,7 @@ def quantile(slo: Slo) -> str:
 
 
 def changed(then: ServiceObjectives | None, now: ServiceObjectives) -> str:
-    """How the objectives changed; empty where they did not."""
+    """Changes of the objectives, in words; empty where they did not change."""
     if then is None or then == now:
         return ""
     if then.slo != now.slo:
@@ -65,7 +65,7 @@ def measured(slo: Slo, sample: Sample, verdict: Verdict) -> str:
 
 
 def intensity_moved(trigger: ReplanTrigger, now_g: float, planned_g: float, unknown_s: float) -> str:
-    """How the intensity left the one searched at; empty where it did not.
+    """Change of the intensity from the one searched at, in words; empty where it did not move.
 
     Args:
         trigger: What counts as a move.
@@ -84,7 +84,7 @@ def intensity_moved(trigger: ReplanTrigger, now_g: float, planned_g: float, unkn
 
 
 def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh: float) -> str:
-    """Why a predicted layout was chosen."""
+    """The reason for choosing a predicted layout."""
     limit = f"{quantile(slo)} {latency(choice.latency_s)} of {latency(slo.latency_s)}"
     if not choice.feasible:
         return f"none of {choice.tried} layouts keeps the SLO; {short(choice.layout)} comes nearest, {limit}"
@@ -96,7 +96,7 @@ def predicted(choice: PredictedChoice, objective: Objective, slo: Slo, g_per_kwh
 
 
 def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float, known: int) -> str:
-    """Why a measured layout was settled on."""
+    """The reason for settling on a measured layout."""
     limit = f"{quantile(slo)} at most {latency(best.latency_high_s)} of {latency(slo.latency_s)}"
     changes = _changes(objective, best.metrics.accuracy_ratio, best.metrics.energy_j, g_per_kwh)
     if not math.isfinite(g_per_kwh):
@@ -105,12 +105,12 @@ def best(best: MeasuredLayout, objective: Objective, slo: Slo, g_per_kwh: float,
 
 
 def _decider(objective: Objective) -> str:
-    """What decides while carbon cannot be weighed."""
+    """The criterion while carbon cannot be weighed."""
     return "accuracy alone decides" if objective.lambda_ratio < 1 else "the fewest joules decide"
 
 
 def _baseline(objective: Objective) -> str:
-    """What changes are relative to: the grams of Eq. 2 are those of the baseline at a stated intensity."""
+    """Reference of changes: the grams of Eq. 2 are those of the baseline at a stated intensity."""
     if objective.base_g_per_kwh == NO_BASE_G_PER_KWH:
         return "the baseline"
     return f"the baseline at {objective.base_g_per_kwh:g} g/kWh"
@@ -138,7 +138,7 @@ def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, de
 
 
 def steered(mix: VariantMix, words: str) -> str:
-    """Which loaded variants answer from now on.
+    """The loaded variants that answer from now on, in words.
 
     Args:
         mix: The mix.

@@ -40,7 +40,7 @@ def rank(score: float, latency_s: float, limit_s: float) -> tuple[bool, float]:
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjectives:
-    """What a service must reach; may change while it runs.
+    """Objectives of a service; may change while it runs.
 
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
@@ -78,7 +78,7 @@ NO_BASE_G_PER_KWH = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplanTrigger:
-    """When a change of the grid or of the demand starts a new search.
+    """Thresholds at which a change of the grid or of the demand starts a new search.
 
     Attributes:
         base_g_per_kwh: Carbon intensity of the baseline, PUE included.

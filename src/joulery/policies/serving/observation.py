@@ -1,4 +1,4 @@
-"""What a service policy observes of its service, and the kinds of decisions that it answers with."""
+"""Observation of a service by its policy, and the kinds of decisions that the policy makes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _written(value: float) -> float | str | None:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy observes of one service.
+    """A policy's observation of one service.
 
     Attributes:
         now_s: Unix seconds.

@@ -155,7 +155,7 @@ class ServicePolicy:
         return self.steer(step, observation)
 
     def queue_limit(self, state: ServiceState, seen: Observation) -> QueueLimit | None:
-        """What may wait so that the leanest variants answer the last within the SLO; None for no such limit.
+        """Queue limit at which the leanest variants answer the last within the SLO; None for no such limit.
 
         While the SLO is protected, requests that have waited for too long are refused in favour of later ones.
 
@@ -227,7 +227,7 @@ class ServicePolicy:
         return self._scaler(predictor, state).known_capacity_rps(layout, state.weights)
 
     def _protect(self, state: ServiceState, seen: Observation, phrase: str) -> Step[ServiceState]:
-        """Have the leanest loaded variants answer, or run the leanest layout; trials and carbon wait for room."""
+        """Let the leanest loaded variants answer, or run the leanest layout; trials and carbon wait for room."""
         state = state if state.protecting else state.struck(seen.now_s)
         layout, predictor = self._leanest(state), self.search.predictor
         steering = predictor is not None and not has_left(self.family, seen.running) and steers(seen, predictor)
@@ -341,7 +341,7 @@ class ServicePolicy:
         return max(_LEAST_RPS, self.rate_rps if math.isnan(state.rate_rps) else state.rate_rps)
 
     def _cause(self, state: ServiceState, seen: Observation) -> tuple[str, str] | None:
-        """Why to search now, as a word and as a phrase; None when nothing moved."""
+        """Cause of a search now, as a word and as a phrase; None when nothing moved."""
         if state.layout is None:
             return "start", "start"
         if state.changes:
@@ -488,7 +488,7 @@ class ServicePolicy:
         return Step(state, (self._decision(decision_kind(state, seen), layout, reason, remark, state.cause),))
 
     def _again(self, state: ServiceState, seen: Observation, search: TrialSearch) -> Step[ServiceState]:
-        """What was settled on does not run: set it once more, and after that the next best."""
+        """Set the layout decided on once more, where it does not run; after that the next best."""
         layout = state.layout or search.baseline
         known, more = layout in state.failures, (*state.failures, layout)
         state = state.without(layout, failed=True) if known else replace(state, failures=more)

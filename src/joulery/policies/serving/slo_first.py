@@ -141,7 +141,7 @@ class VariantScaler:
     def queue_limit(
         self, layout: Layout, weights: Weights, now: Weights = (), ratio: float = 1.0, *, protected: bool = False
     ) -> QueueLimit | None:
-        """What may wait so that the last is answered within the SLO; None where not even a first would be.
+        """Queue limit at which the last is answered within the SLO; None where not even a first would be.
 
         Args:
             layout: The layout that serves.
@@ -220,7 +220,7 @@ class VariantScaler:
 
 @dataclass(frozen=True, slots=True)
 class Threat:
-    """What threatens the SLO.
+    """Threat to the SLO.
 
     Attributes:
         phrase: In words; empty for no threat.
@@ -310,7 +310,7 @@ def _error_rps(rate_rps: float) -> float:
 
 
 def slowdown(seen: Observation, predictor: Predictor, before_ratio: float) -> float:
-    """How much longer requests keep replicas busy than profiled; at least 1.
+    """Ratio of the time that requests keep replicas busy to the profiled one; at least 1.
 
     Args:
         seen: An observation with the times that requests took.

@@ -1,4 +1,4 @@
-"""What a service policy remembers between two steps."""
+"""State of a service policy between two steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RandomState:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """What a service policy remembers.
+    """State of a service policy.
 
     Attributes:
         layout: The layout last decided on; None before the first decision.

@@ -42,7 +42,7 @@ _FULL_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Switchback:
-    """How the baseline is measured.
+    """Settings for measuring the baseline.
 
     Attributes:
         baseline: The baseline layout.
@@ -104,7 +104,7 @@ class BaselinePeriod:
 
 @dataclass(frozen=True, slots=True)
 class AuditTally:
-    """What became of the periods of an audit.
+    """Outcomes of the periods of an audit.
 
     Attributes:
         blocks: Blocks of requests that ended; each allows one period.
@@ -130,7 +130,7 @@ class AuditTally:
 
 @dataclass(frozen=True, slots=True)
 class AuditedState:
-    """What an audited policy remembers.
+    """State of an audited policy.
 
     Attributes:
         service: The state of the policy of the service.
@@ -176,7 +176,7 @@ class AuditedState:
 
     @property
     def deferred(self) -> str:
-        """Why a search waits for another service's trials to end; empty where none waits."""
+        """Reason why a search waits for another service's trials to end; empty where none waits."""
         return self.service.deferred
 
 
@@ -286,7 +286,7 @@ class AuditedPolicy:
         )
 
     def _obstacle(self, service: ServiceState, seen: Observation) -> tuple[str, bool]:
-        """Why no period may begin now, empty for no reason; and whether the block is given up for it."""
+        """Reason why no period may begin now, empty for no reason; and whether the block is given up for it."""
         trigger, limit_s = self.policy.trigger, self.policy.objectives.slo.latency_s
         baseline = self.audit.baseline
         if service.trying is not None or seen.waits_for or service.deferred:
@@ -335,7 +335,7 @@ class AuditedPolicy:
         return max(seen.oldest_wait_s, drain_s)
 
     def _begin(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
-        """Have the baseline serve; where it serves already, measure it."""
+        """Let the baseline serve; where it serves already, measure it."""
         state = replace(state, asked_s=seen.now_s, spent=0.0, serving_s=math.nan, done=True, reason="")
         if seen.running == self.audit.baseline:
             return Step(replace(state, serving_s=seen.now_s))
@@ -399,7 +399,7 @@ class AuditedPolicy:
         return replace(state, tally=tally, latest=latest, asked_s=math.nan, serving_s=math.nan)
 
     def queue_limit(self, state: AuditedState, seen: Observation) -> QueueLimit | None:
-        """What may wait, as the policy of the service says; None for no limit."""
+        """Queue limit of the policy of the service; None for no limit."""
         return self.policy.queue_limit(state.service, seen)
 
     def _decision(self, layout: Layout, reason: str) -> Decision:

@@ -1,1 +1,1 @@
-"""Which training jobs run, on how many GPUs: GREEN and its baselines."""
+"""Scheduling of training jobs and their number of GPUs: GREEN and its baselines."""

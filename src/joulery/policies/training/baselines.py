@@ -145,7 +145,7 @@ class Backfill:
 
 
 def _reservation(free: int, want: int, ends: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """When so many GPUs are free, and how many more are then.
+    """Time at which so many GPUs are free, and the number of further ones then.
 
     Args:
         free: GPUs free now.
@@ -180,7 +180,7 @@ class CarbonTime:
     short_below_s: float = 7200.0
 
     def start_s(self, submit_s: float, work_s: float) -> float:
-        """When a job submitted at ``submit_s`` may start."""
+        """Time from which a job submitted at ``submit_s`` may start."""
         length_s = self.short_s if work_s <= self.short_below_s else self.long_s
         delays_s = [3600.0 * hour for hour in range(self.wait_h + 1)]
         begin = [self.integral(submit_s + delay_s) for delay_s in delays_s]

@@ -1,4 +1,4 @@
-"""Which training jobs run, on how many GPUs: GREEN's two optimisers in one multilevel feedback queue (NSDI'25).
+"""GREEN's two optimisers in one multilevel feedback queue (NSDI'25): which training jobs run, on how many GPUs.
 
 New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
 they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power
@@ -236,7 +236,7 @@ class Green:
     def _handed_out(
         self, jobs: dict[int, TrackedJob], view: ClusterView, wait: WaitingJobs, in_order: bool, budget: RestartBudget
     ) -> tuple[Filling, RestartBudget, str]:
-        """Which jobs get GPUs, what is left for restarts, and the state of the queues in words."""
+        """Jobs that get GPUs, the budget left for restarts, and the state of the queues in words."""
         number, due = view.job.tolist(), frozenset(wait.due)
         ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
         upper = [row for row in ranked if jobs[number[row]].upper]
@@ -276,7 +276,7 @@ class Green:
         return first_come(scv, len(view.ended_gpu_s), state.first_come)
 
     def _waiting(self, state: GreenState, jobs: dict[int, TrackedJob], view: ClusterView) -> WaitingJobs:
-        """Who waits for a cleaner hour; jobs with a new reservation are marked."""
+        """Jobs that wait for a cleaner hour; jobs with a new reservation are marked."""
         if self.delay_ratio is None:
             return WaitingJobs()
         if view.deadline_s is None:
@@ -307,7 +307,7 @@ class Green:
         return float(np.max(waited_s, initial=0.0)) > self.lift_after_s
 
     def _widths(self, state: GreenState, view: ClusterView) -> JobWidths:
-        """How jobs are sized in this round, with what its jobs show."""
+        """Rule by which jobs are sized in this round, with what its jobs show."""
         profile, power_w = state.profile, state.power_w
         if self.profile_cache:
             profile = with_measured(profile, view)
@@ -342,7 +342,7 @@ class Green:
         return base + (self.carbon_gamma if view.hour == "dirty" else -self.carbon_gamma)
 
     def _settle(self, state: GreenState, widths: JobWidths, view: ClusterView) -> dict[int, TrackedJob]:
-        """Where every job stands after this round's measurements: its queue and its number of GPUs."""
+        """Queue and number of GPUs of every job after this round's measurements."""
         jobs: dict[int, TrackedJob] = {}
         rows = zip(
             view.job.tolist(), view.running.tolist(), view.max_gpus.tolist(), view.kind.tolist(),

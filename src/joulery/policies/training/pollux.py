@@ -49,7 +49,7 @@ _LOOK_AGAIN_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class PolluxState:
-    """How often each unfinished job was re-allocated."""
+    """Number of re-allocations of each unfinished job."""
 
     moved: Mapping[int, int]
 

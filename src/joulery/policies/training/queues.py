@@ -31,7 +31,7 @@ _KEPT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TrackedJob:
-    """What the policy remembers of one job.
+    """The policy's record of one job.
 
     Attributes:
         upper: Whether it is still being sized.
@@ -159,7 +159,7 @@ def fill_in_order(
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """What may still be lost to restarts.
+    """Budget of GPU time that may still be lost to restarts.
 
     Attributes:
         gpu_s: GPU-seconds saved up; at most a round, or a restart, of the whole cluster. It is full at first.
@@ -181,12 +181,12 @@ class RestartBudget:
         return RestartBudget(max(0.0, self.gpu_s - gpu_s), self.seen_s)
 
     def remember(self) -> dict[str, float]:
-        """What is known, JSON-ready; nothing where the cluster was never looked at."""
+        """Its state, JSON-ready; nothing where the cluster was never looked at."""
         return {} if math.isnan(self.seen_s) else {"gpu_s": self.gpu_s, "seen_s": self.seen_s}
 
     @classmethod
     def recall(cls, document: Mapping[str, float]) -> RestartBudget:
-        """What :meth:`remember` wrote."""
+        """The budget that :meth:`remember` wrote."""
         return cls(float(document["gpu_s"]), float(document["seen_s"])) if document else cls()
 
 
@@ -236,7 +236,7 @@ def _full_gpu_s(view: ClusterView) -> float:
 
 
 def _stopped(view: ClusterView, ahead: Sequence[int], others: Sequence[int]) -> set[int]:
-    """Which running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
+    """Running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
     least = view.running if view.min_gpus is None else view.min_gpus
     need = sum(int(least[row]) for row in ahead if not view.running[row]) - view.gpus + int(view.running.sum())
     kept = set(ahead)

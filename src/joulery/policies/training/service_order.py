@@ -1,4 +1,4 @@
-"""Which training jobs are served first: those that have caused the least, or first come, first served.
+"""Service order of training jobs: least footprint caused first, or first come, first served.
 
 By what they have caused (GREEN, Eq. 5): a footprint counts up to a ceiling and in levels, a factor moves high-power
 jobs into green hours and low-power ones into dirty hours (section 5.2), and the oldest go ahead of the rest.
@@ -33,7 +33,7 @@ _AVERAGE = 4
 
 
 class ShiftRule(StrEnum):
-    """How the shifting factor treats low-power jobs."""
+    """Treatment of low-power jobs by the shifting factor."""
 
     PAPER = "paper"
     """Fig. 5a read literally: P* or 1/P* by quadrant."""
@@ -114,8 +114,7 @@ def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> F
 def lesser_kg(
     footprint_kg: FloatArray, attained_gpu_s: FloatArray, remaining_gpu_s: FloatArray, reported: BoolArray
 ) -> FloatArray:
-    """What each job has caused, or a quarter of what it has still to cause at its own rate, where it reports progress
-    and that is less.
+    """Footprint of each job, or a quarter of what is left at its own rate, where it reports progress and that is less.
 
     Args:
         footprint_kg, attained_gpu_s: So far, float64[n].
@@ -132,7 +131,7 @@ def lesser_kg(
 
 
 def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
-    """Which jobs are in the highest level that any job is in, unless that is the lowest there is.
+    """Mask of the jobs in the highest level that any job is in, unless that is the lowest there is.
 
     Returns:
         bool[n].
@@ -144,7 +143,7 @@ def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolAr
 def oldest_first(
     age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
 ) -> dict[int, None]:
-    """Which jobs go before all others for their age: the oldest, as many as fit.
+    """Jobs that go before all others for their age: the oldest, as many as fit.
 
     Args:
         age_s: float64[n]; among equally old jobs the one with the smaller footprint goes first, then the earlier one.
@@ -166,7 +165,7 @@ def oldest_first(
 
 
 def oldest_gpus(share: float, gpus: int, least: Sequence[int]) -> tuple[int, bool]:
-    """How many GPUs go to the oldest jobs first.
+    """Number of GPUs that go to the oldest jobs first.
 
     Their share; or what several average jobs need, where jobs need different numbers of GPUs and the share does not
     hold two of the widest. Footprints alone put the widest last: it would never find room behind the others.

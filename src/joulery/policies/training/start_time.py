@@ -1,4 +1,4 @@
-"""When to start a job of known length so that it causes the least carbon: the best window of a forecast.
+"""Start of a job of known length that causes the least carbon: the best window of a forecast.
 
 The mean intensity of a window of fixed length is piecewise linear in its start, with bends where the window begins or
 ends at a step of the forecast: the least is at one of those starts, or at either end of what is allowed.

@@ -1,4 +1,4 @@
-"""Which jobs wait for cleaner hours within the time that their owners give them.
+"""Waiting of jobs for cleaner hours within the time that their owners give them.
 
 A job with a deadline runs in the hours that cost it least: of every end before the deadline the one is chosen at
 which the grams of its cheapest hours until then, and the price of the delay, are least together. It waits or is
@@ -31,7 +31,7 @@ _STARTS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class WaitingJobs:
-    """Which jobs wait in this round.
+    """Jobs that wait in this round.
 
     Attributes:
         held: Rows that wait for a cleaner hour.
@@ -67,7 +67,7 @@ def _left_s(view: ClusterView) -> FloatArray:
 def decide_waiting(
     view: ClusterView, gpus: Sequence[int], reserved: BoolArray, new: BoolArray, delay_ratio: float
 ) -> WaitingJobs:
-    """Which jobs wait, and which have to run.
+    """Jobs that wait, and jobs that have to run.
 
     Args:
         view: The cluster.

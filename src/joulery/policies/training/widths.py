@@ -1,4 +1,4 @@
-"""How many GPUs a job gets: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
+"""Number of GPUs of a job: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
 
 As published a job grows while its efficiency stays above ``gamma`` of that on its fewest GPUs, and stops at the first
 number that does not pay. Efficiency may rise again beyond that number, as from three GPUs to six on nodes of two.
@@ -40,7 +40,7 @@ _LONG_MARGIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class WidthPrices:
-    """What a second of a job costs beside its energy.
+    """Cost of a second of a job beside its energy.
 
     Attributes:
         completion_w: A second of its completion time, W.

@@ -18,10 +18,10 @@ _AT_ONCE = 8
 
 
 class EngineSource(Protocol):
-    """What is asked about one engine."""
+    """Source of one engine's counters."""
 
     def counters(self) -> EngineCounters:
-        """What the engine has counted so far.
+        """Counters of the engine so far.
 
         Raises:
             JouleryError: It does not answer, or not as an engine does.
@@ -151,7 +151,7 @@ class EngineWatch:
             return error
 
     def notes(self) -> list[str]:
-        """What was not said in an earlier call."""
+        """Notes that no earlier call returned."""
         said, self._notes = self._notes, []
         return said
 

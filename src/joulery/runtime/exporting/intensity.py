@@ -63,7 +63,7 @@ class IntensityFeed:
         return float(series.at(t_s)[0])
 
     def notes(self) -> list[str]:
-        """What was not said in an earlier call."""
+        """Notes that no earlier call returned."""
         said, self._said = self._said, []
         return said
 

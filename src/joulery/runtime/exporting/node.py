@@ -43,7 +43,7 @@ class WorkloadReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeReaders:
-    """What an exporter reads.
+    """Readers of an exporter.
 
     Attributes:
         channels: The meters.
@@ -62,7 +62,7 @@ class NodeReaders:
 
 @dataclass(slots=True)
 class _Names:
-    """Which workloads are exported by name."""
+    """Workloads that are exported by name."""
 
     seen_at_s: dict[NodeWorkload, float] = field(default_factory=dict)
 

@@ -160,7 +160,7 @@ class JobLimits:
         self.holder.close()
 
     def _why_not(self, one: Placement, owners: Mapping[int, int]) -> str:
-        """Why a job keeps full power; empty where its limit is learned."""
+        """Reason why a job keeps full power; empty where its limit is learned."""
         if not self.devices_of(one):
             return "it has no GPU"
         if one.nodes > 1 and (why_not := self._why_not_together(one)):
@@ -170,7 +170,7 @@ class JobLimits:
         return "it shares a GPU with another job" if any(owners[gpu] > 1 for gpu in self.devices_of(one)) else ""
 
     def _why_not_together(self, one: Placement) -> str:
-        """Why the nodes of a job cannot agree on a limit; empty where they can."""
+        """Reason why the nodes of a job cannot agree on a limit; empty where they can."""
         if self.notes is None:
             return "their agents share no folder (jobs.slurm.meters)"
         if careful_tuner(self.tuner, self.lease_s) is None:
@@ -237,7 +237,7 @@ class JobLimits:
                 job.nodes.forget()
 
     def _nodes(self, one: Placement) -> JobNodes | None:
-        """What agrees with the other nodes of a job on several; None for a job on this one alone."""
+        """Agreement with the other nodes of a job on several; None for a job on this one alone."""
         tuner = careful_tuner(self.tuner, self.lease_s)
         if one.nodes == 1 or self.notes is None or tuner is None:
             return None
@@ -314,7 +314,7 @@ class JobLimits:
 def running_limits(
     limits: JobLimits, stop: threading.Event, clock_s: Callable[[], float], period_s: float
 ) -> Iterator[None]:
-    """Have the limits of a machine followed by a thread while the block runs; then give them back.
+    """Follow the limits of a machine in a thread while the block runs; then give them back.
 
     A step that fails is reported and tried again. Where the thread hangs or dies its leases expire, and the watchdog
     gives the limits back.

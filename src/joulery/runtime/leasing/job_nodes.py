@@ -24,7 +24,7 @@ from joulery.policies.clocks.slowest_rank import SlowestRank
 
 
 class Notes(Protocol):
-    """What the nodes of a job leave each other."""
+    """Notes that the nodes of a job leave each other."""
 
     def write(self, job: int, node: str, note: Mapping[str, Any]) -> bool:
         """Overwrite the note of a node; False where that fails."""
@@ -41,7 +41,7 @@ class Notes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node reports of a job.
+    """Report of a node on a job.
 
     Attributes:
         at_s: When, by its own clock.

@@ -244,7 +244,7 @@ def _leased(present: Lease) -> CapabilityError:
 
 
 def _program() -> str:
-    """What this process is, for people: the program and its verb."""
+    """Name of this process, for people: the program and its verb."""
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
     return " ".join((name, *(word for word in sys.argv[1:2] if not word.startswith("-"))))

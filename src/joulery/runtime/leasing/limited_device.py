@@ -10,7 +10,7 @@ from joulery.domain.ports import Device
 
 
 class Activity(Protocol):
-    """What a device has done so far."""
+    """Energy and work of a device so far."""
 
     def read(self, now_s: float) -> tuple[float, float]:
         """Energy, J, and busy cycles, in millions; NaN while it does not answer."""

@@ -135,7 +135,7 @@ class LanguageFamily:
             self.answered[record.service] += 1
 
     def observe(self, now_s: float) -> FamilySeen:
-        """What its policy observes."""
+        """The observation for its policy."""
         return FamilySeen(now_s, self._g_per_kwh(now_s), tuple(self._seen(name, now_s) for name in self.models))
 
     def driver(self, history: SessionHistory) -> LiveDriver[FamilyState, FamilySeen]:
@@ -159,7 +159,7 @@ class LanguageFamily:
         }
 
     def _ttft_figures(self) -> dict[str, Any]:
-        """How the SLO of the first token was kept; nothing without one."""
+        """Attainment of the SLO of the first token; nothing without one."""
         ttft = self.policy.ttft
         if ttft is None:
             return {}

@@ -1,4 +1,4 @@
-"""How long an answer will be, on the path of a request: the semantic cache, then the predictor, then the mean.
+"""Length prediction on the path of a request: the semantic cache, then the predictor, then the mean.
 
 Nothing a predictor or a cache does wrong stops a request: what it raises is counted, and the request is taken for an
 average one, which in a queue with aging is first come first served among its like.
@@ -35,7 +35,7 @@ LONGEST_REMEMBERED = 8_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthScore:
-    """What a predictor makes of a prompt.
+    """Output of a predictor for a prompt.
 
     Attributes:
         score: Raw ordinal score, about 0 (short) to 4 (long).
@@ -61,7 +61,7 @@ class LengthPredictor(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forecast:
-    """What is expected of one request.
+    """Forecast for one request.
 
     Attributes:
         tokens: Expected length, within what the client takes at most.
@@ -112,7 +112,7 @@ class Forecaster:
         self._mean = 150.0 if predictor is None else float(np.mean(predictor.class_tokens))
 
     def load(self) -> None:
-        """Have the predictor load all that it needs: requests that come at once would wait for the first of them."""
+        """Load all that the predictor needs: requests that come at once would wait for the first of them."""
         if self.predictor is not None:
             with suppress(Exception):  # the first request shows it
                 self.predictor.predict("Tell me a story.")
@@ -128,7 +128,7 @@ class Forecaster:
         return _UPPER_RATIO if len(self._ratios) < _FEW_RATIOS else float(np.quantile(self._ratios, _UPPER_QUANTILE))
 
     def forecast(self, request: GenerationRequest) -> Forecast:
-        """What to expect of a request; never raises for what a predictor or a cache does."""
+        """Forecast for a request; never raises for what a predictor or a cache does."""
         tokens, source, scored, form = self._mean, MEAN, None, None
         if self.predictor is not None and self._lengths is not None:
             # A predictor may be a user's model: an exception in it must not fail the request.

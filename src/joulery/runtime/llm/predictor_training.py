@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Its name."""
         ...
 
     def __call__(self, prompt: str) -> FloatArray:
@@ -111,7 +111,7 @@ class ModelPredictor:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a predictor did on prompts.
+    """Evaluation of a predictor on prompts.
 
     Attributes:
         quality: Mean over the models.
@@ -223,7 +223,7 @@ def train(log: TrainingAnswers, encoder: Encoder | None, recipe: LengthRecipe | 
 
 
 def scores_unseen(log: TrainingAnswers, encoder: Encoder | None) -> FloatArray:
-    """What each head says of each prompt of a log when fitted without it, float64[prompts, models + 1].
+    """Score of each head for each prompt of a log when fitted without it, float64[prompts, models + 1].
 
     Raises:
         DataError: The log is too small to learn from.

@@ -46,7 +46,7 @@ class _Metered:
     readings: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_LATEST_READINGS))
 
     def unread_j(self, seconds: float) -> float:
-        """What its devices take in so many seconds while it has requests, by the latest readings; inf without any."""
+        """Energy of its devices in so many seconds while it has requests, by the latest readings; inf without any."""
         read_s = math.fsum(each_s for _, each_s in self.readings)
         return seconds * math.fsum(energy_j for energy_j, _ in self.readings) / read_s if read_s > 0 else math.inf
 
@@ -61,7 +61,7 @@ class _Source:
 
     @property
     def renewed_s(self) -> float:
-        """How often it has something new; 0 for a meter that is read whenever it is asked."""
+        """Interval at which it has something new; 0 for a meter that is read whenever it is asked."""
         channels = self.meter.channels
         if any(_of_cpus(channel) for channel in channels):
             return 0.0
@@ -71,7 +71,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _Reading:
-    """What the machine used between two readings: ``seconds`` of each device, ``skipped`` those that were not read."""
+    """Use of the machine between two readings: ``seconds`` of each device, ``skipped`` those that were not read."""
 
     busy_s: float = 0.0
     total_j: float = 0.0
@@ -183,7 +183,7 @@ class RequestMeter:
         return any(source.renewed_s > 0 for source in self._sources_of(engine))
 
     def _unread_j(self, engine: _Metered) -> float:
-        """What an engine can have used since its devices were last read."""
+        """Most energy that an engine can have used since its devices were last read."""
         read_s = [source.read_s for source in self._sources_of(engine)]
         return engine.unread_j(self._clock() - min(read_s)) if read_s else math.inf
 
@@ -208,7 +208,7 @@ class RequestMeter:
         return channel.device in devices if devices else _of_cpus(channel)
 
     def _look(self, now_s: float, renewals: int) -> _Reading:
-        """What every channel that is read now took since its last reading, idle energy apart."""
+        """Energy of every channel that is read now since its last reading, idle energy apart."""
         busy_s = self._busy_s()
         owned = {device for engine in self._engines.values() for device in engine.devices}
         reading = _Reading(max(0.0, busy_s - self._last_busy_s))

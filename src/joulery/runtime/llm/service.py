@@ -40,7 +40,7 @@ from joulery.runtime.session.progress_clock import ProgressClock
 
 @dataclass(frozen=True, slots=True)
 class LLMSettings:
-    """How one model's requests are served.
+    """Settings for serving one model's requests.
 
     Attributes:
         max_num_seqs: Requests given at once to an engine that keeps no queue of its own.
@@ -121,7 +121,7 @@ class LLMService:
             self._meter.share_engine(self.name, self.reports.own_ratio)
 
     def predicted_wait_s(self) -> float:
-        """How long a request that arrives now waits for the engine, by the predicted lengths before it, s."""
+        """Predicted wait for the engine of a request that arrives now, by the predicted lengths before it, s."""
         now_s, running, queued = self._clock(), [], []
         for task in self._tasks.values():
             if task.in_engine:
@@ -272,7 +272,7 @@ class GenerationTask:
 
     @property
     def attempts(self) -> int:
-        """How often the engine got it."""
+        """Number of times that the engine got it."""
         return self._attempt
 
     @property
@@ -296,7 +296,7 @@ class GenerationTask:
         return service.forecaster.remaining_s(self.request, self.forecast, self._written, started=self.started)
 
     def left_s(self, now_s: float) -> float:
-        """What it still needs in the engine, by its predicted length, s; 0 where it takes longer than predicted."""
+        """Time still needed in the engine, by its predicted length, s; 0 where it takes longer than predicted."""
         return max(0.0, self.forecast.service_s - (now_s - self._begun_s))
 
     @property
@@ -470,7 +470,7 @@ class GenerationTask:
 
 
 def _sum(shares: list[EnergyShare | None]) -> EnergyShare | None:
-    """What all attempts cost; None when one is unknown, or there was none."""
+    """Cost of all attempts; None when one is unknown, or there was none."""
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return None

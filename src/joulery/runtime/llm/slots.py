@@ -89,7 +89,7 @@ class EngineSlots:
         return len(self._running)
 
     def key_s(self, turn: Turn) -> float:
-        """What is compared, now: the smallest key is the next."""
+        """Sort key now: the smallest key is the next."""
         waited_s = self._clock() - turn.asked_s
         if self._reranking is None and self._order is None:
             return -waited_s

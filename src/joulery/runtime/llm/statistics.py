@@ -110,7 +110,7 @@ class _Report(NamedTuple):
 
 
 class EngineReports:
-    """What an engine reports of its load, beside the tokens that joulery's own requests got from it.
+    """Reports of an engine on its load, beside the tokens that joulery's own requests got from it.
 
     Tokens arrive here later than the engine counts them, much later while the gateway is busy. So a surplus counts as
     other clients' only if it lasts for :data:`_REPORTS_KEPT` reports and one of them shows more requests than joulery

@@ -124,7 +124,7 @@ class Outcomes:
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """What ``Outcomes.write`` wrote.
+    """The outcomes that ``Outcomes.write`` wrote.
 
     Raises:
         DataError: There is no such file, or it holds something else.

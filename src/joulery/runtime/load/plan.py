@@ -1,4 +1,4 @@
-"""What to send and when."""
+"""Load plans: requests and their send times."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class LoadPlan:
                 raise ConfigError("must be positive", pointer=name, got=str(value))
 
     def times_s(self) -> FloatArray:
-        """When each request is due, seconds from the start, float64[n], increasing; none in a closed loop.
+        """Due time of each request, seconds from the start, float64[n], increasing; none in a closed loop.
 
         Raises:
             ConfigError: There are more than ``MAX_REQUESTS``.
@@ -115,7 +115,7 @@ def constant_times_s(rate_rps: float, duration_s: float) -> FloatArray:
 
 
 def bodies_of(plan: LoadPlan) -> tuple[str, list[tuple[bytes, int | None]]]:
-    """Where requests go, and their bodies as :func:`read_bodies` has them.
+    """Path of the requests, and their bodies as :func:`read_bodies` has them.
 
     Raises:
         DataError: The inputs cannot be read.

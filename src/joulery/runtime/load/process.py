@@ -49,7 +49,7 @@ def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What the client measured.
+    """Measurements of the client.
 
     Attributes:
         requests: Requests that were due.

@@ -268,7 +268,7 @@ def _request(host: str, path: str, token: str | None, body: bytes, json_bytes: i
 
 
 def _tls(certificate: str | None) -> ssl.SSLContext:
-    """How to know the gateway: by its very certificate, whatever name is in there, else as browsers do.
+    """TLS verification of the gateway: by its very certificate, whatever name is in there, else as browsers do.
 
     Raises:
         ConfigError: The certificate cannot be read.

@@ -1,1 +1,1 @@
-"""What a run draws: the sampler process, the command beside it, the account at its end."""
+"""Energy measurement of a run: the sampler process, the command beside it, the account at its end."""

@@ -129,7 +129,7 @@ def account(
 
 
 def _window(readings: RunReadings, span: Span) -> tuple[float, float]:
-    """When a run was, Unix seconds."""
+    """Start and end of a run, Unix seconds."""
     offset_ns = readings.offset_ns if readings.offset_ns is not None else span.unix_offset_ns
     return (span.start_ns + offset_ns) / NS_PER_S, (span.end_ns + offset_ns) / NS_PER_S
 

@@ -1,4 +1,4 @@
-"""Which part of a job a process is, by what its launcher put in the environment: its node, and its task there."""
+"""Place of a process in its job, from its launcher's environment variables: its node, and its task there."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _FORWARDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LaunchOutcome:
-    """How a command ended.
+    """Outcome of a command.
 
     Attributes:
         exit_code: As a shell would say it.

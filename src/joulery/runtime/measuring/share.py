@@ -30,7 +30,7 @@ class OpenMeters(NamedTuple):
 
 
 class BusyReader(Protocol):
-    """How busy the CPUs of each socket were."""
+    """Reader of the busy time of each socket's CPUs."""
 
     sockets: tuple[int, ...]
     cpus: tuple[int, ...]
@@ -45,7 +45,7 @@ class BusyReader(Protocol):
 
 
 class TreeReader(Protocol):
-    """How much CPU time a run took."""
+    """Reader of a run's CPU time."""
 
     def discover(self) -> None:
         """Look for new processes."""

@@ -28,7 +28,7 @@ class MeasureWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure.
+    """Settings of a measurement.
 
     Attributes:
         period_s: Time between two readings of a meter that always has a new value.
@@ -108,7 +108,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a run was, on the monotonic clock, and what the system says it used.
+    """Time span of a run on the monotonic clock, and the system's account of its use.
 
     Attributes:
         start_ns, end_ns: Monotonic nanoseconds.

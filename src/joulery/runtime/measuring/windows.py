@@ -47,7 +47,7 @@ _KINDS = 4
 
 @dataclass(frozen=True, slots=True)
 class WindowReaders:
-    """What a window meter reads.
+    """Readers of a window meter.
 
     Attributes:
         meters: The meters.
@@ -82,7 +82,7 @@ class NamedWindow:
 
     @property
     def footprint(self) -> Footprint:
-        """What it cost.
+        """Its cost.
 
         Raises:
             ConfigError: It has not ended.
@@ -206,7 +206,7 @@ class WindowMeter:
         return self._footprint(*made)
 
     def read(self, name: str | None = None) -> Footprint:
-        """What an open window has cost so far; all since the meter was made where no name is given.
+        """Cost of an open window so far; all since the meter was made where no name is given.
 
         Raises:
             ConfigError: No window of that name is open, or the meter is closed or of another process.

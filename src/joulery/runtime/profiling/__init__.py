@@ -1,1 +1,1 @@
-"""What variants cost on this machine's slices, shares and clocks, measured."""
+"""Measured costs of variants on this machine's slices, shares and clocks."""

@@ -20,7 +20,7 @@ from joulery.runtime.leasing.leases import LeaseHolder
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """How long to look at each clock.
+    """Durations and clocks of a sweep.
 
     Attributes:
         passes: Passes timed; their median is the latency.
@@ -76,7 +76,7 @@ class PowerWatch:
 
     @property
     def source(self) -> str:
-        """What reads the power, and how well: ``power modelled by cpu-model``."""
+        """Source and quality of the power: ``power modelled by cpu-model``."""
         named = dict.fromkeys(f"{channel.quality} by {channel.meter}" for _, _, channel in self._channels)
         return f"power {', '.join(named)}" if named else "no meter reads its power"
 

@@ -41,7 +41,7 @@ class ColocatedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is measured.
+    """Design of a co-location measurement.
 
     Attributes:
         batches: Batch sizes.
@@ -112,7 +112,7 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was measured: median latencies of a batch."""
+    """Measured median latencies of a batch."""
 
     solo: tuple[SoloLatency, ...]
     pairs: tuple[PairLatency, ...]

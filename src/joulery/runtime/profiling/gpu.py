@@ -36,7 +36,7 @@ class BoardWatch(Protocol):
 
     @property
     def name(self) -> str:
-        """What the vendor calls the board."""
+        """The vendor's name of the board."""
         ...
 
     def begin(self) -> None:
@@ -62,7 +62,7 @@ class BoardWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """How much to measure.
+    """Amount of measurement.
 
     Attributes:
         seconds: How long each configuration runs.

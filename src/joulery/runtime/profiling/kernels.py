@@ -21,7 +21,7 @@ _FEW, _MORE = 1, 3
 
 
 class KernelProfiler(Protocol):
-    """What lists the kernels a command launches, such as Nsight Compute."""
+    """A profiler that lists the kernels of a command, such as Nsight Compute."""
 
     def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> Sequence[tuple[float, float]]:
         """Run a command; for every kernel its duration in ns and its use of the L2 cache in percent of its peak."""
@@ -30,7 +30,7 @@ class KernelProfiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelCount:
-    """What one inference launches.
+    """Kernels that one inference launches.
 
     Attributes:
         kernels: How many.

@@ -41,7 +41,7 @@ _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure.
+    """Amount of measurement.
 
     Attributes:
         warmup: Requests that do not count, after each start.
@@ -306,7 +306,7 @@ def assemble(
 
 
 def machine() -> dict[str, Any]:
-    """What this machine is, as far as a profile depends on it."""
+    """Description of this machine, as far as a profile depends on it."""
     import psutil
 
     return {

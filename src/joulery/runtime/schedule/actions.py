@@ -46,7 +46,7 @@ class PlannedAction:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a node has free."""
+    """Free room of a node."""
 
     slots: int
     cpus: float
@@ -161,7 +161,7 @@ class FreeSlots:
 
 
 class LimitGrowth:
-    """How far the starts that are under way grow what each limit counts.
+    """Growth of each limit's count by the starts that are under way.
 
     Slurm judges one job against what runs. A second job that the same limit counts may exceed it together with the
     first, unless the jobs stopped for it are counted there, too.

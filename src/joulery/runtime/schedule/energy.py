@@ -178,7 +178,7 @@ class FirstSource:
 
 @dataclass(frozen=True, slots=True)
 class MachineShares:
-    """What splits the energy of a machine by job.
+    """Sources for splitting the energy of a machine by job.
 
     Attributes:
         busy: Processor time of all processes.

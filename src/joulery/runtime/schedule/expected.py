@@ -1,4 +1,4 @@
-"""When jobs are expected to start and end and what they will still cause, and what became of these forecasts."""
+"""Forecasts of jobs' starts, ends and remaining footprint, and the outcomes of these forecasts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def expected_starts(
 
 
 def _end_s(job: ClusterJob, state: SchedulerState, now_s: float) -> float:
-    """When a job that has slots gives them back; infinite where that is unknown."""
+    """Time at which a job that has slots gives them back; infinite where that is unknown."""
     if job.state is JobState.STOPPING:
         return now_s
     since_s = now_s if math.isnan(job.start_s) else job.start_s
@@ -120,7 +120,7 @@ def why_waits(
 
 
 def held_because(snapshot: ClusterSnapshot, state: SchedulerState, now_s: float) -> dict[int, str]:
-    """What the cluster may show of each ranked job that waits: its rank, why it waits, and its expected start, UTC."""
+    """Text for the cluster on each ranked job that waits: its rank, why it waits, and its expected start, UTC."""
     line = waiting_line(snapshot.jobs, state)
     starts = expected_starts(snapshot, state, line, now_s)
     texts = {}

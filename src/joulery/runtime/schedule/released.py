@@ -72,7 +72,7 @@ class ReleasedJobs:
         return refused
 
     def _late(self, job: ClusterJob, before: _Fit | None, since_s: float, now_s: float) -> str:
-        """Why a job that fits gives its slots up; empty where it does not."""
+        """Reason why a job that fits gives its slots up; empty where it does not."""
         fit = self._fits[job.id] = before or _Fit(now_s, job.judged)
         if job.judged and not fit.judged:
             return "lacks resources other than free slots, says the cluster"

@@ -82,13 +82,13 @@ def kind_name(job: ClusterJob) -> str:
 
 
 def latest_start_s(job: ClusterJob, restart_s: float) -> float:
-    """When a job that never ran has to start to meet its deadline; infinite without one, NaN where it is unknown."""
+    """Latest start of a job that never ran to meet its deadline; infinite without one, NaN where it is unknown."""
     return job.deadline_s - job.limit_s * job.shape / job.min_slots - 2 * restart_s
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """Which running jobs may be stopped now.
+    """Rules on which running jobs may be stopped now.
 
     Attributes:
         jobs: Those that the last round moves; None for every job whose size differs from the plan's.
@@ -180,7 +180,7 @@ def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]
 
 
 def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any]:
-    """What the policy sees of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
+    """The policy's view of deadlines, and of the hours ahead: a job with a deadline may come between rounds."""
     expected = 0.0 if math.isnan(grid.expected_g_per_kwh) else grid.expected_g_per_kwh
     ahead = {"ahead_g_per_kwh": grid.ahead_g_per_kwh if grid.known else None, "expected_g_per_kwh": expected}
     if all(job.deadline_s == math.inf for job in jobs):
@@ -307,7 +307,7 @@ class RoundPlanner:
         return found
 
     def place_of(self, state: SchedulerState, job: int, alike: Collection[int] = ()) -> int:
-        """Where a new job queues among the waiting ones: behind the last one of its class or of a higher one.
+        """Place of a new job among the waiting ones: behind the last one of its class or of a higher one.
 
         Args:
             state: The scheduler's state.

@@ -249,8 +249,7 @@ class Scheduler:
                 self._do(planned, tick)
 
     def _explain(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
-        """Have the cluster show why jobs wait, where it can: as it is a look after each round, and after a hold for the
-        jobs that have no text yet."""
+        """Show in the cluster why jobs wait: a look after each round, and after a hold for jobs without a text."""
         if not isinstance(self._backend, Explains) or self._mode is not Mode.ACT or tick.unreachable:
             return
         if self._explain_next:
@@ -292,7 +291,7 @@ class Scheduler:
             self._refuse(job, now_s, text)
 
     def _released_s(self, job: int, now_s: float) -> float:
-        """When a job was seen released first; recorded at that look."""
+        """Time at which a job was seen released first; recorded at that look."""
         if job not in self.state.released_s:
             self.record("released", job=job, at_s=now_s)
         return self.state.released_s[job]

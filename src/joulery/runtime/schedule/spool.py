@@ -47,7 +47,7 @@ Total = tuple[float, float, Quality]
 
 @dataclass(slots=True)
 class SpoolFileState:
-    """What was read from a file so far.
+    """Totals read from a file so far.
 
     Attributes:
         totals: By job.
@@ -110,7 +110,7 @@ def summed(totals: Iterable[Mapping[int, Total]]) -> dict[int, Total]:
 
 
 def machine_id() -> str:
-    """Which machine this is, whatever it is called; empty where it does not say."""
+    """Identity of this machine, whatever its name; empty where it has none."""
     try:
         return _MACHINE.read_text().strip()
     except OSError:
@@ -313,7 +313,7 @@ class SpoolReader:
             most |= {job: total for job, total in _uncarried(files).items() if total > most.get(job, (-1.0,))}
 
     def _read_on(self, file: Path) -> SpoolFileState | None:
-        """What a file says by now; None where it is not there any more: another carries it, and was not there yet."""
+        """State of a file by now; None where it is not there any more: another carries it, and was not there yet."""
         seen = self._files.get(file.name, SpoolFileState())
         try:
             trouble = seen.read_on(file)
@@ -374,7 +374,7 @@ def _uncarried(left: Mapping[str, SpoolFileState]) -> dict[int, Total]:
 
 
 def _idle_s(left: Mapping[str, SpoolFileState]) -> dict[int, float]:
-    """How long nothing has been added to the totals of each job, as far as the agents watched."""
+    """Time since the last addition to the totals of each job, as far as the agents watched."""
     idle_s: dict[int, float] = {}
     for seen in left.values():
         for job, added_s in seen.added_s.items():

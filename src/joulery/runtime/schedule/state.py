@@ -184,7 +184,7 @@ def tallies_event(state: SchedulerState, jobs: Iterable[int]) -> dict[str, Any]:
 
 
 def job_document(state: SchedulerState, job: int) -> dict[str, Any]:
-    """What was measured of one job, JSON-ready."""
+    """The measurements of one job, JSON-ready."""
     tally = state.tallies[job]
     seen = state.energy_seen.get(job)
     return {
@@ -210,7 +210,7 @@ def differs(old: SchedulerState, new: SchedulerState, job: int) -> bool:
 
 
 def end_facts(job: ClusterJob | None, tally: Tally | None = None) -> dict[str, Any]:
-    """What the log has of a job that is over, beside its cost."""
+    """The log's facts on a job that is over, beside its cost."""
     if job is None:
         return {"state": "unknown"}
     rates = {} if tally is None else {"rates": {str(slots): rate for slots, rate in tally.rates.items()}}
@@ -219,7 +219,7 @@ def end_facts(job: ClusterJob | None, tally: Tally | None = None) -> dict[str, A
 
 
 def job_cost(tally: Tally | None) -> dict[str, Any]:
-    """What a job has cost, for the log."""
+    """Cost of a job, for the log."""
     tally = Tally() if tally is None else tally
     return {
         "executed_s": tally.executed_s,

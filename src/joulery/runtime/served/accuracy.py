@@ -1,4 +1,4 @@
-"""How accurate a service's answers were: by labels that came back, or as its variants' authors declare."""
+"""Accuracy of a service's answers: by labels that came back, or as its variants' authors declare."""
 
 from __future__ import annotations
 

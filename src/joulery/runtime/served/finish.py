@@ -165,7 +165,7 @@ def with_clients(report: Mapping[str, Any], loads: Mapping[str, LoadResult]) -> 
 
 
 def client_figures(result: LoadResult | None) -> dict[str, Any]:
-    """What a client measured: ``planned`` is ``sent`` and ``unsent``; zeros where no load was sent."""
+    """Figures of a client: ``planned`` is ``sent`` and ``unsent``; zeros where no load was sent."""
     result = result or LoadResult()
     return {"client": result.as_dict(), "planned": result.planned, "sent": result.sent, "unsent": result.unsent}
 
@@ -197,7 +197,7 @@ def _served(session: ServingSession, one: RunningService, requests: RequestColum
 
 
 def _period_energy(served: Sequence[ServedService], readings: RunReadings, basis: Basis) -> PeriodEnergy | None:
-    """What the meters say of the baseline's periods; None where it was not measured, or other services ran too."""
+    """Metered energy of the baseline's periods; None where it was not measured, or other services ran too."""
     if len(served) != 1 or served[0].measured is None or served[0].prices:
         return None
     busy = dict(readings.busy)

@@ -50,7 +50,7 @@ class MeasuredBaseline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeriodEnergy:
-    """What the meters say of each period, float64[periods].
+    """Metered energy of each period, float64[periods].
 
     Attributes:
         busy_j: Joules charged to the run's processes.
@@ -77,7 +77,7 @@ class PeriodEnergy:
 def measured_baseline(
     requests: RequestColumns, service: str, spans: Spans, carbon: CarbonSeries | None, limit_s: float
 ) -> MeasuredBaseline | None:
-    """What the requests of a service cost in the periods of its baseline; None with too few periods.
+    """Cost of a service's requests in the periods of its baseline; None with too few periods.
 
     Args:
         requests: The requests of the run.
@@ -149,7 +149,7 @@ def observed(
 def audit_figures(
     audit: Switchback | None, tally: AuditTally | None, periods: int, found: MeasuredBaseline | None
 ) -> dict[str, Any] | None:
-    """How a baseline was measured, and how often it could not be, JSON-ready but for NaN; None without an audit."""
+    """Figures of a baseline's measurement and of its failures, JSON-ready but for NaN; None without an audit."""
     if audit is None or tally is None:
         return None
     latency_s = np.empty(0) if found is None else found.latency_s
@@ -189,7 +189,7 @@ def machine_baseline(energy: PeriodEnergy, found: MeasuredBaseline, pue: float, 
 
 
 def period_energy(basis: Basis, busy: Mapping[str, BusyTimes], spans: Spans) -> PeriodEnergy:
-    """What the meters say of each period.
+    """The metered energy of each period.
 
     Args:
         basis: What the run is charged from.

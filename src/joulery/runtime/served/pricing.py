@@ -75,7 +75,7 @@ class PricedColumns(RequestColumns):
 
 
 def prices_of(models: Mapping[str, ModelRef], profile: Profile | None) -> Prices:
-    """What the variants of a service cost a second; nothing where all run on this machine.
+    """Cost a second of the variants of a service; nothing where all run on this machine.
 
     Args:
         models: What each variant loads.

@@ -373,7 +373,7 @@ def _saving(served: ServedService, found: Counterfactual, shares: EnergyShares) 
 
 
 def _calibration(found: Counterfactual) -> dict[str, Any]:
-    """How far the replay of the layouts is off; NaN where requests were steered among variants, which it knows not."""
+    """Error of the replay of the layouts; NaN where requests were steered among variants, which it does not model."""
     judged = found.steered_ratio <= STEERED_RATIO
     return {
         "cpu_error_ratio": found.cpu_error_ratio if judged else math.nan,

@@ -58,7 +58,7 @@ class TrialArbiter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Revision:
-    """What changes of a running service.
+    """Changes of a running service.
 
     Attributes:
         setup: The service from now on: its variants, its SLO.
@@ -152,7 +152,7 @@ class PolicyControl:
             self._history.warn(one.chosen.remark)
 
     def _limit_queue(self, one: RunningService, seen: Observation, state: Any) -> None:
-        """Have the engine refuse requests that even the leanest variants would answer too late; in act only.
+        """Limit the engine's queue to requests that the leanest variants can still answer in time; in act only.
 
         In other modes the layout never changes, and nothing the policy would do may reach a client.
         """
@@ -283,7 +283,7 @@ class PolicyControl:
         await self.places.sleep.wake(asleep)
 
     async def settle(self) -> None:
-        """Have what runs move to the nodes that come first now, where others are empty; in mode act.
+        """Move running layouts to the nodes that come first now, where others are empty; in mode act.
 
         Raises:
             JouleryError: A node or the engine could not; the layout serves on where it was.

@@ -173,13 +173,13 @@ class LiveIntensity:
         return self.series is None or self.series.end_s < now_s + AHEAD_S / 2
 
     def feed(self, now_s: float) -> CarbonFeed:
-        """How the source does now."""
+        """State of the source now."""
         known = math.isfinite(self.at(now_s))
         age_s = max(0.0, now_s - self._newest_s) if known else 0.0
         return CarbonFeed(known, age_s, self.trouble)
 
     def warnings(self, now_s: float) -> list[str]:
-        """What a person should know of the source now."""
+        """Warnings about the source now."""
         found = [self.trouble] if self.trouble else []
         feed, solid = self.feed(now_s), self._solid
         if solid is not None and feed.age_s > max(2 * ASK_AGAIN_S, _MISSED_STEPS * _step_s(solid)):
@@ -188,7 +188,7 @@ class LiveIntensity:
         return found
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """What is known of ``[t0_s, t1_s)`` now: what the source says of it today, else what it said during the run.
+        """Intensity of ``[t0_s, t1_s)`` as known now: the source's values of today, else those given during the run.
 
         Raises:
             DataError: Nothing is known of it.

@@ -56,7 +56,7 @@ class LayoutActuator:
         return APPLIED, await self.run(layout)
 
     async def run(self, layout: Layout) -> str:
-        """Have a layout run; a sentence about what changed.
+        """Run a layout; a sentence about what changed.
 
         Raises:
             ActuationError: The engine could not; which layout serves on is in the message.

@@ -201,7 +201,7 @@ class PowerLimitController:
         return self._driver
 
     def summary(self) -> dict[str, Any]:
-        """What was learned: the limits that were compared with full power, and the best of them; all measured."""
+        """Findings: the limits that were compared with full power, and the best of them; all measured."""
         records = () if self._driver is None else self._driver.state.records
         best = self.policy.best(records)
         return {

@@ -145,7 +145,7 @@ class RunningService:
 
     @property
     def audit(self) -> Switchback | None:
-        """How its baseline is measured; None where it is not."""
+        """Settings for measuring its baseline; None where it is not measured."""
         return None if self.chosen is None else self.chosen.audit
 
     @property

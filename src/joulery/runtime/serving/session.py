@@ -53,7 +53,7 @@ _WINDOW_REQUESTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a session acts.
+    """Intervals at which a session acts.
 
     Attributes:
         tick_s: Time between two ticks.
@@ -173,16 +173,16 @@ class ServingSession:
         self.relabel()
 
     def govern(self, keeper: ClockController) -> None:
-        """Have a device's clock governed while the services run."""
+        """Govern a device's clock while the services run."""
         self._governors.append(keeper.driver(self.writer.log, self._add_clock_decision))
 
     def limit(self, controller: PowerLimitController) -> None:
-        """Have a device's power limited while the services run."""
+        """Limit a device's power while the services run."""
         self.limits.append(controller)
         self._governors.append(controller.driver(self.history))
 
     def steer(self, family: LanguageFamily) -> None:
-        """Have the requests of a family of language models follow its policy while the services run."""
+        """Steer the requests of a family of language models by its policy while the services run."""
         self.history.add_policy(family.policy)
         self.families.append(family)
         self._governors.append(family.driver(self.history))
@@ -268,7 +268,7 @@ class ServingSession:
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def charges(self, now_s: float) -> ChargeTable:
-        """What requests are charged that end now."""
+        """Charges of requests that end now."""
         known = {name: one.profile for name, one in self.services.items() if one.profile is not None}
         watts = {
             name: {

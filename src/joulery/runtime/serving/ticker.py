@@ -100,7 +100,7 @@ class Ticker:
 
     @property
     def _owners(self) -> dict[str, str]:
-        """Who is charged: the services or, where there are none, the language models."""
+        """The owners that are charged: the services or, where there are none, the language models."""
         if self.models is not None and not self.services:
             return self.models.owners
         return {name: one.setup.owner for name, one in self.services.items()}

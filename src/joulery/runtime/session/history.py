@@ -1,4 +1,4 @@
-"""What a session keeps of its past: requests on disk, the latest decisions and warnings in memory, all of it logged."""
+"""History of a session: requests on disk, the latest decisions and warnings in memory, all of it logged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WARNINGS_KEPT = 200
 
 
 def policy_entry(policy: Any) -> dict[str, Any]:
-    """What the log holds about a policy: everything it takes to make it again."""
+    """The log entry of a policy: everything it takes to make it again."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 
 
 def step_entry(service: str, observation: Any, step: Step[Any]) -> dict[str, Any]:
-    """What the log holds about one step."""
+    """The log entry of one step."""
     decisions = [asdict(decision) for decision in step.decisions]
     return {"service": service, "observation": observation.as_dict(), "decisions": decisions}
 

@@ -157,7 +157,7 @@ def _meter(device: str, meters: Mapping[str, Channel]) -> str:
 
 
 def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[PowerSteps]) -> tuple[int, int]:
-    """What events and power together span.
+    """Common span of events and power.
 
     Raises:
         DataError: There is nothing, or events and power have no moment in common: their clocks differ.

@@ -89,7 +89,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedRun:
-    """What happened: latency of each answer, s, float64[n]; mean board power, W; clock changes; learned step cost."""
+    """Result: latency of each answer, s, float64[n]; mean board power, W; clock changes; learned step cost."""
 
     latency_s: FloatArray
     power_w: float

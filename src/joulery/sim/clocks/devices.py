@@ -31,7 +31,7 @@ _COUNTED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockedPlant:
-    """What the devices are, in truth.
+    """True properties of the devices.
 
     Attributes:
         clocks_mhz: Supported clocks, ascending, float64[clocks].
@@ -63,7 +63,7 @@ class ClockedPlant:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return max(int(self.device_of.max()) + 1, self.least_devices)
 
 
@@ -93,7 +93,7 @@ class ModelRequests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockedRun:
-    """What happened.
+    """Result of a run.
 
     Attributes:
         latency_s: Arrival to completion of each request, s, float64[n].

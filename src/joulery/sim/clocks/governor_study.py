@@ -84,7 +84,7 @@ class ClockCase:
 
 @dataclass(frozen=True, slots=True)
 class ClockOutcome:
-    """What a scheme did.
+    """Result of a scheme.
 
     Attributes:
         power_w: Mean board power of a device.

@@ -29,7 +29,7 @@ Truth = Callable[[float], Response]
 
 @dataclass(frozen=True, slots=True)
 class LimitedServiceLoad:
-    """What a device serves.
+    """Load of a device.
 
     Attributes:
         rate_rps: Arrivals at a time, 1/s; Poisson within a period.
@@ -62,7 +62,7 @@ class _Request:
 
 @dataclass(slots=True)
 class LimitedServiceRun:
-    """What became of a device.
+    """Result for a device.
 
     Attributes:
         timeline: When each limit was set: ``(s, share of full power)``.
@@ -157,7 +157,7 @@ class _Plant:
             self.late.append(not in_time)
 
     def view(self) -> ServingDeviceView:
-        """What the policy sees."""
+        """The policy's view."""
         ages = [self.now_s - one.arrival_s for one in (*self.queue, *self.running)]
         judged = 1 - sum(self.late) / len(self.late) if self.late else math.nan
         pressure = ServicePressure(

@@ -1,4 +1,4 @@
-"""When requests come: renewal processes at constant or changing rates, and recorded times. All vectorised.
+"""Arrival times: renewal processes at constant or changing rates, and recorded times. All vectorised.
 
 A renewal process has independent gaps of one coefficient of variation ``cv``: 0 is a metronome, 1 is Poisson, above 1
 is bursty (Gamma-distributed gaps). A rate that changes over time stretches and squeezes the same process: it runs in

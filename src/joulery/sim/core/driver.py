@@ -71,12 +71,12 @@ class Driver(Generic[S, Obs]):
 
     @property
     def steps(self) -> int:
-        """How often the policy was stepped."""
+        """Number of steps of the policy."""
         return self._stepper.steps
 
     @property
     def due_s(self) -> float:
-        """When the policy is stepped next, seconds; infinity when only :meth:`poke` can wake it."""
+        """Time of the policy's next step, seconds; infinity when only :meth:`poke` can wake it."""
         return self._due_s
 
     def poke(self) -> None:

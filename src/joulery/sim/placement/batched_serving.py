@@ -29,7 +29,7 @@ from joulery.sim.queues.batching import Batches, BatchRule, serve_timed
 
 
 class Neighbours(StrEnum):
-    """When a neighbour slows an instance."""
+    """Times at which a neighbour slows an instance."""
 
     ALWAYS = "always"
     """All the time, as the planner assumes."""
@@ -89,7 +89,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a plan is judged.
+    """Conditions under which a plan is judged.
 
     Attributes:
         warmup_s: Requests before this are served but not counted.
@@ -114,7 +114,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class ServiceOutcome:
-    """What the counted requests of a service saw.
+    """Result for the counted requests of a service.
 
     Attributes:
         name: The service.
@@ -144,7 +144,7 @@ class ServiceOutcome:
 
 @dataclass(frozen=True, slots=True)
 class InstanceOutcome:
-    """What one instance did within the window.
+    """Result for one instance within the window.
 
     Attributes:
         service: The service whose requests it served.
@@ -163,7 +163,7 @@ class InstanceOutcome:
 
 @dataclass(frozen=True, slots=True)
 class GpuOutcome:
-    """What one GPU did within the window; ``energy_j`` is idle energy plus that of its instances, simulated."""
+    """Result for one GPU within the window; ``energy_j`` is idle energy plus that of its instances, simulated."""
 
     clock_mhz: float
     idle_j: float
@@ -177,7 +177,7 @@ class GpuOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ServiceVerdict:
-    """What became of a plan under one seed."""
+    """Result for a plan under one seed."""
 
     services: tuple[ServiceOutcome, ...]
     gpus: tuple[GpuOutcome, ...]
@@ -229,7 +229,7 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
 
 
 def spread(count: int, weights: Sequence[float]) -> IntArray:
-    """Who of several takes request 0, 1 ... ``count - 1``: in proportion to the weights, each as evenly as can be."""
+    """Recipients of requests 0, 1 ... ``count - 1``: in proportion to the weights, each as evenly as can be."""
     total = math.fsum(weights)
     due, owner = [], []
     for index, weight in enumerate(weights):
@@ -241,7 +241,7 @@ def spread(count: int, weights: Sequence[float]) -> IntArray:
 
 
 def scatter(count: int, weights: Sequence[float], random: np.random.Generator) -> IntArray:
-    """Who of several takes request 0, 1 ... ``count - 1``: each request at random, in proportion to the weights."""
+    """Recipients of requests 0, 1 ... ``count - 1``: each request at random, in proportion to the weights."""
     edges = np.cumsum(np.asarray(weights, np.float64) / math.fsum(weights))[:-1]
     return np.asarray(np.searchsorted(edges, random.random(count), side="right"), np.int64)
 
@@ -297,7 +297,7 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
 
 
 def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """What happens on a GPU; instances in different parts of it are simulated by themselves."""
+    """Run of a GPU; instances in different parts of it are simulated by themselves."""
     parts = gpu.parts or (tuple(range(len(tenants))),)
     runs = [_part_served(gpu.truth, [tenants[index] for index in part], trial) for part in parts]
     if len(runs) == 1:
@@ -317,7 +317,7 @@ def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
 
 
 def _part_served(truth: GpuTruth, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """What happens to instances that feel one another."""
+    """Run of instances that feel one another."""
     # Without a neighbour the two readings are one, and the fast path serves.
     alone = trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1
     return (_always if alone else serve_together)(truth, tenants, trial.warmup_s, trial.end_s)

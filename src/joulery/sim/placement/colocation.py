@@ -45,7 +45,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class GpuRun:
-    """What happened on one GPU.
+    """Result for one GPU.
 
     Attributes:
         batches: The batches of each tenant.
@@ -201,7 +201,7 @@ class GpuSimulation:
         self.kernel.at(t_s + load_s, "loaded", one)
 
     def _process(self, one: _Instance, tenant: Tenant, size: int) -> tuple[SimulatedProcess, int]:
-        """What an instance executes with so many requests, and a number: sums of these differ where companies do."""
+        """Process of an instance with so many requests, and a number: sums of these differ where companies do."""
         key = tenant.share_ratio, tenant.model, size
         found = one.processes.get(key)
         if found is None:

@@ -35,7 +35,7 @@ class SimulatedProcess(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a GPU does to one of its processes.
+    """Effect of a GPU on one of its processes.
 
     Attributes:
         load_s: Input of a batch to the GPU; overlaps with execution.
@@ -61,7 +61,7 @@ class Conditions(NamedTuple):
 
 
 class GpuTruth(Protocol):
-    """How a GPU behaves."""
+    """True behaviour of a GPU."""
 
     @property
     def idle_w(self) -> float:

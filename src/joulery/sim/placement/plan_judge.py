@@ -22,7 +22,7 @@ from joulery.sim.queues.batching import BatchRule
 
 @dataclass(frozen=True, slots=True)
 class PlanVerdict:
-    """What requests saw of a plan, over all seeds.
+    """Result for the requests of a plan, over all seeds.
 
     Attributes:
         truth: Which coefficients the GPUs behaved by.
@@ -131,7 +131,7 @@ def judge_layouts(
 def _judged(
     workloads: Sequence[Workload], gpus: Sequence[Gpu], seeds: int, trial: Trial
 ) -> tuple[list[ServiceVerdict], dict[str, float]]:
-    """What was seen under each seed, and each service's worst tail over its SLO."""
+    """Verdicts under each seed, and each service's worst tail over its SLO."""
     services = [Service(each.id, _arrivals(each), each.slo) for each in workloads]
     verdicts = [judge(services, gpus, trial, Streams(seed)) for seed in range(seeds)]
     tails = {
@@ -142,7 +142,7 @@ def _judged(
 
 
 def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:
-    """What makes GPUs alike: everything but the names of the services."""
+    """Key of GPUs that are alike: everything but the names of the services."""
     return (
         gpu.type,
         gpu.clock_set_mhz,
@@ -187,7 +187,7 @@ def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], slice
 def _names(
     gpus: Sequence[PlannedGpu], truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]
 ) -> str:
-    """What the GPUs behaved by, in words."""
+    """Names of the truths that the GPUs behaved by."""
     cut = {gpu.type for gpu in gpus if any(one.slice for one in gpu.instances)}
     found = {f"{name} (three numbers a curve of {sliced[name].table.source})" for name in cut}
     return ", ".join(sorted(found | {truths[gpu.type].gpu.name for gpu in gpus if gpu.type not in cut}))
@@ -204,7 +204,7 @@ def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> Interferenc
 
 
 def sliced_truth(gpu: PlannedGpu, sliced: SlicedGpu) -> SlicedTruth:
-    """How a planned GPU behaves: the three-number form of each measured curve, which is not what the planner took.
+    """True behaviour of a planned GPU: three-number form of each measured curve, which is not what the planner took.
 
     Args:
         gpu: A GPU of a plan, each instance on a slice.

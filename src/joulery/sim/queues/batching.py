@@ -25,7 +25,7 @@ from joulery.domain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BatchRule:
-    """When a batch forms.
+    """Rule for forming a batch.
 
     Attributes:
         batch: Largest batch, 1 or more.
@@ -63,7 +63,7 @@ class Batches:
         return int(self.size.sum())
 
     def answered_s(self) -> FloatArray:
-        """When each answered request was answered, float64[served]."""
+        """Time at which each answered request was answered, float64[served]."""
         return np.repeat(self.finish_s, self.size)
 
 

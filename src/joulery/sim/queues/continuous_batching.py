@@ -42,7 +42,7 @@ class BatchedReplica:
 
 
 class ReplicaTrial(NamedTuple):
-    """What a replica did after the warm-up.
+    """Result for a replica after the warm-up.
 
     Attributes:
         first_token_s: Time to first token of each request, s.

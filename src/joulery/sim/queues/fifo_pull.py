@@ -122,7 +122,7 @@ class ServiceTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
-    """What happened to each request.
+    """Times and instance of each request.
 
     Attributes:
         start_s: When an instance took it, float64[n], seconds.
@@ -185,7 +185,7 @@ def pull(
 
 @dataclass(frozen=True, slots=True)
 class PullMetrics:
-    """What a measurement window of the service shows; every joule in it is simulated.
+    """Metrics of a measurement window of the service; every joule in it is simulated.
 
     Attributes:
         requests: Requests measured.

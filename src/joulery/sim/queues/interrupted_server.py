@@ -23,7 +23,7 @@ from joulery.sim.queues.single_server import ServedQueue, checked_columns
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """What interrupting costs, and how often it is considered.
+    """Cost of an interruption, and how often one is considered.
 
     Attributes:
         period_s: Service between two looks at the order, > 0.

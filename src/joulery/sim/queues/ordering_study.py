@@ -86,7 +86,7 @@ class OrderingSetting:
 
 @dataclass(frozen=True, slots=True)
 class OrderOutcome:
-    """What an order did to one seed's requests.
+    """Result of an order for one seed's requests.
 
     Attributes:
         mean_jct_s, p99_jct_s: Arrival to completion.
@@ -164,7 +164,7 @@ def _service_s(tokens: FloatArray, setting: OrderingSetting) -> FloatArray:
 
 
 def _serve(name: str, work: _Work, setting: OrderingSetting) -> tuple[ServedQueue, int]:
-    """What happened to each request, and how often one was interrupted."""
+    """Times of each request, and the number of interruptions."""
     arrival_s, service_s = work.arrival_s, work.service_s
     if name == "fcfs":
         return fcfs(arrival_s, service_s), 0

@@ -26,7 +26,7 @@ _PRIOR_SPREAD = 0.7
 
 @dataclass(frozen=True, slots=True)
 class PointError:
-    """How a fitted service reproduces one point.
+    """Errors of a fitted service at one point.
 
     Attributes:
         point: What was measured.
@@ -86,14 +86,14 @@ class MeasurementWindow:
         self._times = ServiceTimes(self._work)
 
     def metrics(self, edges: Sequence[tuple[str, str]]) -> PullMetrics:
-        """What the window shows of a configuration: variant and slice profile of each instance of one GPU."""
+        """Metrics of a configuration in the window: variant and slice profile of each instance of one GPU."""
         costs, pool = self._costs, instances_of(self._costs, edges)
         pulled = pull(self._work, pool, contention=costs.contention, times=self._times)
         return metrics(self._work, pulled, pool, idle_w=costs.gpus * costs.idle_w)
 
 
 def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, seeds: int = 5) -> list[PointError]:
-    """How well a service reproduces measured points, the mean over seeds of sizes and jitter.
+    """Errors of a service at measured points, the mean over seeds of sizes and jitter.
 
     Args:
         costs: The service.

@@ -38,7 +38,7 @@ class JobQueue(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedQueue:
-    """What happened to each job, in order of arrival.
+    """Times and order of the jobs, in order of arrival.
 
     Attributes:
         arrival_s: When each job came, float64[n], seconds.
@@ -114,7 +114,7 @@ class _StaticKeys:
 
 
 def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue) -> ServedQueue:
-    """Whatever ``queue`` chooses; it must be empty.
+    """Serve whatever ``queue`` chooses; it must be empty.
 
     Args:
         arrival_s: float64[n], non-decreasing.

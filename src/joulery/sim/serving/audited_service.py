@@ -29,7 +29,7 @@ _WINDOW_S, _RECENT_S = 8.0, 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueService:
-    """What requests cost in truth.
+    """True costs of requests.
 
     Attributes:
         arrival_s: Arrivals, not decreasing, float64[n].
@@ -70,7 +70,7 @@ class TrueService:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What happened to some requests: when they were taken and answered, and their CPU seconds, float64[n].
+    """Times and CPU seconds of some requests: when they were taken and answered, float64[n].
 
     ``free_s`` is when each instance is free after the last of them.
     """
@@ -126,7 +126,7 @@ class AuditedService:
         self.free_s, self.done = run.free_s.tolist(), last
 
     def observe(self, now_s: float) -> Observation:
-        """What the policy observes."""
+        """The policy's observation."""
         self.advance(now_s)
         arrival_s = self.truth.arrival_s
         first, recent = np.searchsorted(arrival_s, [now_s - _WINDOW_S, now_s - _RECENT_S], "right")

@@ -1,4 +1,4 @@
-"""What decides in a burst study: the live policy, or Proteus's rule as published.
+"""Controllers of a burst study: the live policy, or Proteus's rule as published.
 
 Proteus (Ahmad et al., ASPLOS 2024) estimates the demand by an exponentially weighted mean of arrivals a second, chooses
 by a mixed integer program the most accurate variants whose throughput covers 1.05 times that demand, re-solves every

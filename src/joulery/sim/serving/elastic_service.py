@@ -83,7 +83,7 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BurstOutcome:
-    """What became of the requests.
+    """Result for the requests.
 
     Attributes:
         arrival_s: Arrivals, float64[n].
@@ -268,7 +268,7 @@ class ElasticService:
         return np.asarray((self._end_s[requests] - self._start_s[requests]) / self._batch[requests])
 
     def run(self, layout: Layout) -> None:
-        """Have a layout run: at once in the processes that are there, else when new ones have loaded."""
+        """Run a layout: at once in the processes that are there, else when new ones have loaded."""
         now_s = self._kernel.now_s
         self._version += 1
         if layout == self.running:

@@ -47,7 +47,7 @@ class SimulatedTrials(Sequence[TrialMetrics]):
     @overload
     def __getitem__(self, row: slice, /) -> Sequence[TrialMetrics]: ...
     def __getitem__(self, row: int | slice, /) -> TrialMetrics | Sequence[TrialMetrics]:
-        """What a row does."""
+        """The metrics of a row."""
         if isinstance(row, slice):
             return [self[at] for at in range(*row.indices(len(self)))]
         if row not in self._known:

@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class StudySettings:
-    """What the user fixes.
+    """Settings that the user fixes.
 
     Attributes:
         lambda_ratio: Weight of carbon against accuracy, 0 to 1.
@@ -54,7 +54,7 @@ class StudySettings:
 
     @property
     def trigger(self) -> ReplanTrigger:
-        """When a scheme optimises again; nothing needs time to settle in the study."""
+        """Thresholds at which a scheme optimises again; nothing needs time to settle in the study."""
         return ReplanTrigger(
             base_g_per_kwh=self.base_g_per_kwh * self.pue,
             pue=self.pue,
@@ -83,7 +83,7 @@ Period = tuple[tuple[float, int | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """What a scheme ran.
+    """Periods, trials and optimiser runs of a scheme.
 
     Attributes:
         periods: What ran in each period of the grid.
@@ -235,7 +235,7 @@ def by_hour(
 
 
 def _shown(bench: Bench, timetable: Timetable, row: int) -> tuple[TrialMetrics, float]:
-    """What a row does, and its joules a request with every GPU powered."""
+    """Metrics of a row, and its joules a request with every GPU powered."""
     beyond = row - len(bench.space)
     return timetable.beyond[beyond] if beyond >= 0 else (bench.metrics[row], bench.same_gpus_j[row])
 

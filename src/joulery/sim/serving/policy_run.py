@@ -110,7 +110,7 @@ class TableService:
         self.settled.append(self.settled[-1] if self.settled else None)
 
     def observe(self, now_s: float) -> Observation:
-        """What the policy observes."""
+        """The policy's observation."""
         nan = math.nan
         return Observation(now_s, self.g_per_kwh, nan, nan, 0, {}, nan, self.running, self.sample)
 
@@ -153,7 +153,7 @@ def run_policy(
     intensities: Sequence[float],
     settings: StudySettings,
 ) -> Timetable:
-    """What a policy runs on a service while the grid changes.
+    """The timetable of a policy on a service while the grid changes.
 
     Args:
         policy: Any policy that decides on layouts.

@@ -43,7 +43,7 @@ def run_variants(
 def timetable_of(
     scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
 ) -> Timetable:
-    """What a scheme runs; the arguments are those of :func:`run`."""
+    """The timetable of a scheme; the arguments are those of :func:`run`."""
     seed = streams.entropy("search", bench.table.service, trace, scheme)
     return SCHEMES[scheme](bench, intensities, settings, seed)
 

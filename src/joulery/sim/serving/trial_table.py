@@ -55,17 +55,17 @@ class Bench:
 
     @property
     def menu(self) -> MigMenu:
-        """How a GPU is cut."""
+        """The MIG menu of a GPU."""
         return self.layouts.menu
 
     @property
     def odds(self) -> FloatArray:
-        """How likely the published search proposes each row."""
+        """Odds of each row in the published search."""
         return self.layouts.odds
 
     @property
     def copies(self) -> int:
-        """How often a row runs: on every GPU, or once where rows are configurations of all GPUs together."""
+        """Number of copies of a row: one on every GPU, or one where rows are configurations of all GPUs together."""
         return self.layouts.copies
 
     @property
@@ -134,7 +134,7 @@ def _accuracies(table: VariantTable) -> dict[str, float]:
 
 
 def _at_load(table: VariantTable, space: GraphSpace, interarrival_s: float) -> tuple[TrialMetrics, ...]:
-    """What each row of the space does under one load."""
+    """Metrics of each row of the space under one load."""
     row_of = {tuple(row): number for number, row in enumerate(space.graphs.tolist())}
     found: dict[int, TrialMetrics] = {}
     for entry in table.entries:

@@ -24,7 +24,7 @@ _PATIENCE_S = 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
-    """What came of the nodes of one GPU type, until the cluster's last job ended.
+    """Use of the nodes of one GPU type, until the cluster's last job ended.
 
     Attributes:
         type: Its name.
@@ -45,7 +45,7 @@ class TypeUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingRun:
-    """What happened.
+    """Result of a run.
 
     Attributes:
         finish_s: When each job ended, float64[n].

@@ -1,4 +1,4 @@
-"""What the jobs of a simulated cluster have had so far: time, service, work done, energy and carbon."""
+"""Accounts of the jobs of a simulated cluster so far: time, service, work done, energy and carbon."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ class JobAccounts:
         self._since_s[jobs], self._since_integral[jobs] = now_s, integral
 
     def measured(self, jobs: IntArray, now_s: float) -> BoolArray:
-        """Which of the jobs run, and have run undisturbed for long enough that their efficiency is known, bool[m]."""
+        """Mask of the jobs that run, undisturbed for long enough that their efficiency is known, bool[m]."""
         return np.asarray((self.gpus[jobs] > 0) & (now_s - self.ready_s[jobs] >= MEASURE_S), np.bool_)

@@ -15,7 +15,7 @@ Response = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class LimitedJobRun:
-    """What became of a job.
+    """Result for a job.
 
     Attributes:
         timeline: When each limit was set: ``(seconds from its start, share of full power)``.
@@ -93,7 +93,7 @@ class LearnedLimit:
 def learned_limits(
     classes: tuple[JobClass, ...], tuner: PowerLimitTuner, board_w: float = RTX3090_W
 ) -> Mapping[str, LearnedLimit]:
-    """What the policy finds for each class on the measured response, and how long it takes. Modelled.
+    """Limit that the policy finds for each class on the measured response, and the time it takes. Modelled.
 
     The time of the first search counts as full power throughout, although the job runs under some limit for most of it.
     """

@@ -77,7 +77,7 @@ _AHEAD_H = 48
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """What the jobs run on, in truth.
+    """True properties of the cluster that the jobs run on.
 
     Attributes:
         nodes: How many nodes.
@@ -215,7 +215,7 @@ class Plant:
         self.driver.poke()
 
     def _slack_s(self, now_s: float, job: int) -> float:
-        """How long a new job may wait and still meet its deadline on one GPU; negative infinity without one."""
+        """Time that a new job may wait and still meet its deadline on one GPU; negative infinity without one."""
         if self.jobs.deadline_s is None or self.jobs.deadline_s[job] == math.inf:
             return -math.inf
         need_s = float(self.jobs.work_s[job] * self.slowdown[self.jobs.kind[job]])
@@ -287,7 +287,7 @@ class Plant:
         self.hash.update(f"{now_s:.6f},{job},{gpus};".encode())
 
     def _learning_s(self, job: int) -> float:
-        """How long a job that starts now runs at full power; 0 where its limit is known."""
+        """Time that a job that starts now runs at full power; 0 where its limit is known."""
         learning_s = self.cluster.learning_s
         if learning_s is None:
             return 0.0

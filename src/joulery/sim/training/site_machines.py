@@ -25,7 +25,7 @@ _SHARE_STATIC_W = NodePower().static_w / NodePower().gpus
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteMachines:
-    """What is known of a site's machines.
+    """Known facts of a site's machines.
 
     Attributes:
         node: One of its nodes.

@@ -50,7 +50,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every scheme runs on.
+    """Conditions common to all schemes.
 
     Attributes:
         nodes: Nodes of the cluster.
@@ -165,7 +165,7 @@ def _carbon_time(jobs: Jobs, carbon: Intensity) -> Callable[[float, float], floa
 
 
 def _lengths_s(table: PowerTable, jobs: Jobs) -> FloatArray:
-    """How long each job runs on the GPUs requested."""
+    """Run time of each job on the GPUs requested."""
     gpus = np.minimum(jobs.requested, jobs.max_gpus)
     return np.asarray(jobs.work_s / table.speedup[jobs.kind, gpus], np.float64)
 
@@ -188,7 +188,7 @@ def _board_w(classes: tuple[JobClass, ...]) -> float:
 
 
 def _learning_s(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[FloatArray, FloatArray]:
-    """How long each kind runs at full power before its limit is known: new jobs, and jobs that go on."""
+    """Time that each kind runs at full power before its limit is known: new jobs, and jobs that go on."""
     found = learned_limits(classes, tuner, _board_w(classes))
     limits = [found[job.name] for job in classes]
 
@@ -348,7 +348,7 @@ _FORMER_KNOBS = {"elder_share": "oldest_share", "elder_age_s": "oldest_age_s"}
 
 
 def _with(runs_as: str, more: str) -> str:
-    """How a scheme is run with one thing more; empty where either cannot be run."""
+    """Name under which a scheme is run with one thing more; empty where either cannot be run."""
     return f"{runs_as}, {more}" if runs_as and more else ""
 
 

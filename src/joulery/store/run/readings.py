@@ -119,7 +119,7 @@ class RecordingTail:
         self._values: FloatArray = np.empty((0, 0))
 
     def update(self) -> Recording | None:
-        """What was written within ``keep_s`` before the newest record; None before there is any.
+        """Records written within ``keep_s`` before the newest one; None before there is any.
 
         Raises:
             DataError: The file is not in this format.

@@ -114,7 +114,7 @@ def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
 
 
 def _limits(config: Site) -> LimitsConfig | None:
-    """How the power of jobs is limited; only in mode act."""
+    """Settings of jobs' power limits; only in mode act."""
     from joulery.app.limits_config import limits_config
     from joulery.app.wiring.cluster import jobs_of
 

@@ -98,7 +98,7 @@ def _guard() -> None:
 
 
 def _reset(as_json: bool) -> None:
-    """Have everything back."""
+    """Revert all leases."""
     from joulery.app.wiring.leases import reset_everything
 
     said = reset_everything()

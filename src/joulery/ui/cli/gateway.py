@@ -115,7 +115,7 @@ def command(
 
 
 def _announced(facts: dict[str, Any], grpc_at: str, *, as_json: bool) -> str:
-    """What is printed once a gateway listens."""
+    """Text printed once a gateway listens."""
     if as_json:
         return json.dumps({**facts, "grpc": grpc_at} if grpc_at else facts)
     where = f"{facts['url']}, gRPC at {grpc_at}" if grpc_at else facts["url"]

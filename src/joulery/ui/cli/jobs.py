@@ -153,7 +153,7 @@ _NUMBERS = frozenset({"job", "slots", "done", "restarts", "rank"})
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """Why a job waits, and about when it starts in local time."""
+    """Reason why a job waits, and about when it starts in local time."""
     start_s, low_s, high_s = (row[f"expected_start_{name}"] for name in ("s", "low_s", "high_s"))
     about = "" if start_s is None else f"about {_clock(start_s)}: "
     if low_s is not None and high_s is not None:

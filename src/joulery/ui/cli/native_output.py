@@ -1,4 +1,4 @@
-"""What native libraries print on standard output, kept out of what a command prints."""
+"""Filter for lines that native libraries print on standard output, kept out of what a command prints."""
 
 from __future__ import annotations
 

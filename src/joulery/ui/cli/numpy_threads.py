@@ -4,7 +4,7 @@ import os
 
 
 def keep_numpy_on_one_thread() -> None:
-    """Have numpy calculate on the thread that calls it; to be called before numpy is imported.
+    """Limit numpy to the thread that calls it; to be called before numpy is imported.
 
     OpenBLAS, which numpy brings, starts a thread for each other core when it is loaded, and each of them waits busily
     for up to a tenth of a second, as after each large product: on a machine of many cores that is more than all else

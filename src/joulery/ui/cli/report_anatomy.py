@@ -28,7 +28,7 @@ FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class ReportSelection:
-    """What to show of the operations.
+    """Selection of the operations to show.
 
     Attributes:
         by: One of :data:`BY`; operations when None.
@@ -137,7 +137,7 @@ def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
 
 
 def step_line(counts: Mapping[str, float | int | None]) -> str:
-    """Which steps of a run were recorded, in one line; empty where the run did not keep that."""
+    """The recorded steps of a run, in one line; empty where the run did not keep that."""
     seen = [f"{counts[kind]} {kind}" for kind in ("training", "evaluation", "other") if counts[kind]]
     if not seen:
         return ""

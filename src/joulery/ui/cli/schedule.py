@@ -82,7 +82,7 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _outcome(entry: Mapping[str, Any]) -> str:
-    """What was expected of a job, and what came."""
+    """Forecast and outcome of a job."""
     from joulery.domain.format import duration, grams
 
     form = grams if entry["of"] == "grams" else duration

@@ -96,7 +96,7 @@ def keep_going(say: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[st
 
 @contextmanager
 def lost_if_refused() -> Iterator[None]:
-    """What is printed on standard error here is lost where that refuses it; the exit code is not."""
+    """Drop output to standard error where that refuses it; the exit code is kept."""
     try:
         yield
     except (OutputError, BrokenPipeError):

@@ -59,7 +59,7 @@ def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, col
 
 
 def _prefix(largest: float, unit: str) -> tuple[float, str]:
-    """What to multiply with, and the unit with its prefix, so that the axis has short numbers."""
+    """Factor, and the unit with its prefix, so that the axis has short numbers."""
     for factor, prefix in ((1.0, ""), (1e3, "m"), (1e6, "µ")):
         if largest * factor >= 1:
             return factor, prefix + unit

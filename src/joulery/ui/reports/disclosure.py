@@ -16,7 +16,7 @@ _UNIT = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\d
 
 @dataclass(frozen=True, slots=True)
 class FunctionalUnit:
-    """What a score is per.
+    """Unit of a score.
 
     Attributes:
         count: How many the runs did.

@@ -37,7 +37,7 @@ def carbon_text(footprint: Footprint) -> str:
 
 
 def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | None = None) -> str:
-    """What the grams include (``CO2e, GB average lifecycle intensity, live: ...``), or why they are unknown."""
+    """Basis of the grams (``CO2e, GB average lifecycle intensity, live: ...``), or why they are unknown."""
     if footprint.signal is None:
         return reason or "no carbon source was given"
     where = f"{label.zone} " if label else ""
@@ -54,7 +54,7 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | N
 
 
 def interruption(view: RunView) -> str:
-    """What an interrupted run's numbers cover."""
+    """Coverage of an interrupted run's numbers."""
     if view.report:
         return "interrupted: these numbers cover the run until then"
     return "interrupted: metered until the last record, charged to no owner"
@@ -146,7 +146,7 @@ def _ends(report: Mapping[str, Any], low: str, high: str) -> str:
 
 
 def basis_words(report: Mapping[str, Any]) -> str:
-    """How the baseline is known, and how often it could not be measured; empty where the report does not say."""
+    """Basis of the baseline, and how often it could not be measured; empty where the report does not say."""
     basis = report.get("baseline_basis")
     if basis is None:
         return ""
@@ -169,7 +169,7 @@ def basis_words(report: Mapping[str, Any]) -> str:
 
 
 def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """How many requests and what became of them; None when the run served nothing."""
+    """Number of requests and their outcomes; None when the run served nothing."""
     requests, failed = _number(report.get("requests")), _number(report.get("failed")) or 0
     if requests is None:
         return None
@@ -183,7 +183,7 @@ def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def load_words(report: Mapping[str, Any]) -> str:
-    """What became of the requests of the load, as its client counts them; empty without a load.
+    """Outcomes of the load's requests, as its client counts them; empty without a load.
 
     ``planned = sent + unsent``, ``sent = answered + failed + abandoned``.
     """
@@ -241,7 +241,7 @@ def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def accuracy_words(report: Mapping[str, Any]) -> str:
-    """What the accuracy rests on: labels that came back, with their interval, or what its authors declared."""
+    """Basis of the accuracy: labels that came back, with their interval, or what its authors declared."""
     source = str(report.get("accuracy_source") or "request-weighted")
     labels = count(report.get("accuracy_labels") or 0)
     if report.get("accuracy_basis") == "observed":

@@ -15,7 +15,7 @@ from joulery.perf.interference.model import InterferenceProfile, ModelFit
 
 
 def interference_view(profile: InterferenceProfile) -> list[RenderableType]:
-    """How well an interference profile predicts, and its notes."""
+    """Errors of an interference profile, and its notes."""
     return [_fits(profile), *(Text(note, "yellow") for note in profile.notes)]
 
 

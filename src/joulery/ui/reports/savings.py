@@ -111,7 +111,7 @@ class SavingsReport:
         return "all assumed" if speed is None else _basis(speed.measured, speed.learned, speed.assumed)
 
     def _learned(self) -> list[str]:
-        """What was learned of GPU types, and whether ended jobs bear out what is learned from their names."""
+        """Facts learned of GPU types, and whether ended jobs bear out what is learned from their names."""
         speed = None if self.site is None else self.site.speed
         if speed is None:
             return []
@@ -148,7 +148,7 @@ class SavingsReport:
         }
 
     def _limits(self) -> dict[str, int] | None:
-        """Whose response to power limits was measured, JSON-ready."""
+        """Number of jobs whose response to power limits was measured, JSON-ready."""
         limits = None if self.site is None else self.site.limits
         return None if limits is None else {"measured": limits.measured, "assumed": limits.assumed}
 

@@ -1,4 +1,4 @@
-"""What ``joulery up`` found before it serves, as names and texts: machine, services, profiles, plan."""
+"""Facts that ``joulery up`` found before it serves, as names and texts: machine, services, profiles, plan."""
 
 from __future__ import annotations
 

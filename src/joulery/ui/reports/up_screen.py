@@ -302,7 +302,7 @@ def node_text(entry: Mapping[str, Any]) -> str:
 
 
 def _limit(entry: Mapping[str, Any]) -> str:
-    """What was learned of the power limit of a device."""
+    """Facts learned of the power limit of a device."""
     device, compared = entry["device"], entry["limits"]
     kept = next((one for one in compared if one["ratio"] == entry["best_ratio"]), None)
     if not compared:
@@ -318,7 +318,7 @@ def _limit(entry: Mapping[str, Any]) -> str:
 
 
 def _family(entry: Mapping[str, Any]) -> str:
-    """Who answered the requests of a family of language models."""
+    """Models that answered the requests of a family of language models."""
     if not entry["answered"]:
         return "nothing answered"
     names = ", ".join(f"{name} {percent(share, 0)}" for name, share in entry["variants"].items())

@@ -1,4 +1,4 @@
-"""Where the API server of Kubernetes is, and as which user: from a kubeconfig, or from a container's service account.
+"""Address and credentials of the Kubernetes API server: from a kubeconfig, or from a container's service account.
 
 Supported are tokens (also in a file, read again at each request because Kubernetes replaces it) and client
 certificates. Programs that print credentials (``exec``) are not run.
@@ -181,7 +181,7 @@ def _client_tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Pat
 
 
 def _content(section: Mapping[str, Any], name: str, folder: Path) -> bytes | None:
-    """What ``name-data`` holds, or the file that ``name`` names; None where there is neither."""
+    """Content of ``name-data``, or of the file that ``name`` names; None where there is neither."""
     if section.get(f"{name}-data"):
         try:
             return base64.b64decode(str(section[f"{name}-data"]), validate=True)

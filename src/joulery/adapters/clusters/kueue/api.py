@@ -47,7 +47,7 @@ class ApiAnswer:
 
     @property
     def said(self) -> str:
-        """What the API server says, in one line."""
+        """The API server's message, in one line."""
         return " ".join(str(self.document.get("message") or f"HTTP {self.status}").split())[:300]
 
 

@@ -52,7 +52,7 @@ _KEPT_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class KueueScope:
-    """Which workloads to see.
+    """Workloads that the backend sees.
 
     Attributes:
         resource: What a slot is.
@@ -235,7 +235,7 @@ class KueueBackend:
 
 
 class _QueueReach:
-    """Which flavors of a ClusterQueue suit a workload."""
+    """Flavors of a ClusterQueue that suit a workload."""
 
     def __init__(self, queues: Sequence[ClusterQueue], flavors: Mapping[str, ResourceFlavor]) -> None:
         self._queues, self._flavors = {queue.name: queue for queue in queues}, flavors

@@ -148,7 +148,7 @@ def free_units(queues: Sequence[ClusterQueue], used: Mapping[tuple[str, str], fl
 
 @dataclass(frozen=True, slots=True)
 class ResourceFlavor:
-    """What decides whether a job may run on a flavor.
+    """Properties of a flavor that decide whether a job may run on it.
 
     Attributes:
         name: Its name.

@@ -102,7 +102,7 @@ class KueueWorkload:
 
     @property
     def stops(self) -> int:
-        """How often joulery stopped it."""
+        """Number of times that joulery stopped it."""
         text = str(self._part("metadata", "annotations").get(STOPS, "0"))
         return int(text) if text.isdecimal() else 0
 
@@ -182,7 +182,7 @@ def parse_workload(document: Mapping[str, Any]) -> KueueWorkload:
 
 
 def state_of(workload: KueueWorkload) -> JobState:
-    """Where a workload is in its life."""
+    """The state of a workload."""
     if workload.over:
         reason = workload.condition("Finished")
         failed = "fail" in f"{reason.get('reason', '')} {reason.get('message', '')}".lower()
@@ -195,7 +195,7 @@ def state_of(workload: KueueWorkload) -> JobState:
 
 
 def verdict(workload: KueueWorkload, resource: str) -> tuple[str, bool]:
-    """Why Kueue would not admit a waiting workload even on free units, and whether it said that only units are missing.
+    """Kueue's reason not to admit a waiting workload even on free units, and whether it named missing units alone.
 
     A verdict from before the last change of the workload says nothing.
     """

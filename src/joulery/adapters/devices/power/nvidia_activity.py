@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU has done so far: its energy, and the cycles in which it was busy.
+"""Energy and busy cycles of an NVIDIA GPU so far.
 
 Busy cycles are the SM clock times the utilisation that NVML reports (share of the time in which a kernel ran), summed
 over the time between two readings. They stand for the work of a program that does not report its progress: cycles

@@ -1,4 +1,4 @@
-"""What the CPUs have used so far, from RAPL's counters. How much work that was, the kernel does not say."""
+"""Energy of the CPUs so far, from RAPL's counters; the kernel counts no work."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class RaplPower:
                 self._files.write(self._root / path, text)
 
     def _settled(self, new: Files, old: Files) -> Files:
-        """What is set now; limits that the kernel rounded a little count as what was asked for."""
+        """The present setting; limits that the kernel rounded a little count as what was asked for."""
         found = self._look()
         for path, text in found.items():
             for asked in (new, old):

@@ -1,4 +1,4 @@
-"""What each engine calls its counters.
+"""Counter names of each engine.
 
 Sources, as the engines print them:
 
@@ -111,7 +111,7 @@ ENGINES = tuple(dialect.engine for dialect in _DIALECTS)
 
 
 def engine_counters(exposition: str) -> EngineCounters:
-    """What an engine has counted so far, from its metrics page.
+    """The counters of an engine so far, from its metrics page.
 
     Raises:
         DataError: No engine known here prints such a page, or it is malformed.

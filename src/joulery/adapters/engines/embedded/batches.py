@@ -13,7 +13,7 @@ from joulery.domain.serving.tensors import Tensor, TensorSpec
 
 
 def kind_of(request: InferRequest, declared: Sequence[TensorSpec]) -> Hashable:
-    """What requests must have in common to be joined; None where this one cannot be joined with any.
+    """Properties that requests must share to be joined; None where this one cannot be joined with any.
 
     Args:
         request: The request; all of its inputs have a first axis of the same length, else it goes alone.

@@ -67,7 +67,7 @@ class LocalSettings:
 
     @property
     def longest_s(self) -> float:
-        """How long a replica may be busy with one request: ``hang_s`` as it applies."""
+        """Longest time that a replica may be busy with one request: ``hang_s`` as it applies."""
         return max(_HANG_MIN_S, self.deadline_s) if self.hang_s is None else self.hang_s
 
 
@@ -207,7 +207,7 @@ class LocalEngine(ServiceMixes):
             service.drop(message)
 
     def _wake_at(self, at_s: float) -> None:
-        """Have ``_sweep`` called at a time, unless it is called earlier anyway."""
+        """Schedule a call of ``_sweep`` at a time, unless it is called earlier anyway."""
         if at_s >= self._timer_at_s or self._closed:
             return
         if self._timer is not None:

@@ -256,7 +256,7 @@ def _load_onnx(model: ModelRef, threads: int) -> LoadedModel:
 
 
 def _providers(onnxruntime: Any) -> list[str]:
-    """What ONNX Runtime runs a model on.
+    """ONNX Runtime's providers for a model.
 
     Raises:
         CapabilityError: It is to run on a GPU, and the build that is installed knows no GPU.
@@ -342,5 +342,5 @@ def _load_callable(model: ModelRef) -> LoadedModel:
 
 
 def _attribute(model: ModelRef, function: object, side: str) -> tuple[TensorSpec, ...]:
-    """What a callable declares: ``function.inputs = [("photo", "UINT8", (-1, 292, 292, 3))]``."""
+    """A callable's declaration: ``function.inputs = [("photo", "UINT8", (-1, 292, 292, 3))]``."""
     return declared(model, side, getattr(function, side, ()))

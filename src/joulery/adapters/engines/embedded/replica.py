@@ -109,7 +109,7 @@ class WorkerProcess(asyncio.Protocol):
         return worker
 
     async def load(self, spec: ReplicaSpec, timeout_s: float) -> None:
-        """Have it load and warm up the models of a replica.
+        """Load and warm up the models of a replica in the worker.
 
         Raises:
             ConfigError, DataError, CapabilityError: The model cannot be loaded; the worker says why.
@@ -225,7 +225,7 @@ def _how_it_ended(status: int) -> str:
 
 
 class ReplicaOwner(Protocol):
-    """What a replica reports to."""
+    """Receiver of a replica's reports."""
 
     def ready(self, replica: WorkerReplica) -> None:
         """A worker of it is ready; not called for its first."""
@@ -242,7 +242,7 @@ class ReplicaOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How workers are started.
+    """Settings for starting workers.
 
     Attributes:
         groups: CPU quotas; None where no replica needs one.
@@ -372,7 +372,7 @@ class WorkerReplica:
             await asyncio.wait((self._life,))
 
     def view(self) -> ReplicaView:
-        """What can be seen of it."""
+        """The public view of it."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,

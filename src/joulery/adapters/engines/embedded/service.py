@@ -132,7 +132,7 @@ class ServiceQueue:
         return {server.variant for server in self.queue.servers if not server.leaving}
 
     def _unsteer(self, there: Collection[str]) -> None:
-        """Have any replica answer the waiting requests that were steered to a variant which is not there."""
+        """Let any replica answer the waiting requests that were steered to a variant which is not there."""
         for ticket in self.queue.open_tickets():
             if ticket.variant and not ticket.payload.request.variant and ticket.variant not in there:
                 ticket.variant = ""
@@ -227,7 +227,7 @@ class ServiceQueue:
         self.pump()
 
     def _fail_over(self, lost: WorkerReplica) -> None:
-        """Have the warm standby of a replica answer while the replica restarts."""
+        """Let the warm standby of a replica answer while the replica restarts."""
         taken = self._stand_ins.values()
         standby = next((one for one in self.replicas if one not in taken and _stands_by(one, lost)), None)
         if standby is not None:
@@ -236,7 +236,7 @@ class ServiceQueue:
             self.queue.join(standby.server)
 
     def retire(self, replica: WorkerReplica) -> None:
-        """Have a replica finish what it holds and end."""
+        """End a replica once it has finished what it holds."""
         if replica.server in self.queue.servers and not replica.server.leaving:
             self.queue.retire(replica.server)
         replica.leave()
@@ -281,7 +281,7 @@ class ServiceQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """When the queue as it is will have been served."""
+        """Seconds until the queue as it is will have been served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
     def _overloaded(self, message: str) -> RequestError:

@@ -1,4 +1,4 @@
-"""Where replicas run: the CPU cores they are bound to, and the parts of GPUs they get."""
+"""CPU cores and parts of GPUs assigned to replicas."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class GpuParts:
         return await asyncio.to_thread(self.places.vacate, wanted)
 
     async def settle(self, target: Sequence[ReplicaSpec]) -> None:
-        """Have the GPUs partitioned and shared for the target.
+        """Partition and share the GPUs for the target.
 
         Raises:
             CapabilityError: There are no GPUs to run on here.

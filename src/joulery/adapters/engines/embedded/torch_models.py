@@ -182,7 +182,7 @@ def _array(tensor: Any) -> Tensor:
 
 
 def _named(returned: Any) -> Iterator[tuple[str, Any]]:
-    """What a model returned, by name.
+    """A model's outputs, by name.
 
     Raises:
         TypeError: It is no tensor, and no flat dict or tuple of them.

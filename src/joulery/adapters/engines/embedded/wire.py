@@ -100,7 +100,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes at least are needed before ``feed`` can return another frame."""
+        """Least number of bytes needed before ``feed`` can return another frame."""
         return self._need - self._have
 
     def feed(self, chunk: bytes) -> list[Frame]:

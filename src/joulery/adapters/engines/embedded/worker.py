@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also from SIGKILL."""
+    """Make the kernel kill this process when its parent dies, also from SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -86,7 +86,7 @@ class RayReplica:
         )
 
     def view(self, *, served: int, restarts: int, leaving: bool) -> ReplicaView:
-        """What can be seen of it."""
+        """The public view of it."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,
@@ -108,7 +108,7 @@ def views(
     served: Mapping[tuple[str, int], int],
     restarts: Mapping[tuple[str, int], int],
 ) -> tuple[ReplicaView, ...]:
-    """What can be seen of the replicas there are, and of those that are planned and missing; sorted by id.
+    """Views of the replicas there are, and of those that are planned and missing; sorted by id.
 
     Args:
         plans: What each rank runs, by application.
@@ -172,7 +172,7 @@ def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
 
 
 def request_of(calls: Sequence[RayCall]) -> InferRequest:
-    """What a replica is asked for one request, or for several of one kind: their inputs joined along the first axis."""
+    """The call to a replica for one request, or for several of one kind: their inputs joined along the first axis."""
     first = calls[0].request
     if len(calls) == 1:
         return first
@@ -198,7 +198,7 @@ def answers_of(answer: Mapping[str, Any], calls: Sequence[RayCall]) -> list[Mapp
 def response(
     replica: RayReplica, answer: Mapping[str, Any], arrival_s: float, start_s: float, attempts: int, batch: int
 ) -> InferResponse:
-    """What a replica answered.
+    """The response to a replica's answer.
 
     Raises:
         RequestError: It answered with an error.

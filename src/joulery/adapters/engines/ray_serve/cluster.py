@@ -45,7 +45,7 @@ _RAY_DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class RayPlace:
-    """Where Ray runs.
+    """Location of a Ray cluster.
 
     Attributes:
         address: ``local`` starts a cluster on this machine that ends with the engine; otherwise what ``ray.init`` takes
@@ -154,7 +154,7 @@ class RayCluster:
         return found
 
     async def infer(self, application: str, replica: str, request: InferRequest, call: str = "") -> dict[str, Any]:
-        """What one replica of an application answers; see :meth:`.replica.Instances.infer`.
+        """The answer of one replica of an application; see :meth:`.replica.Instances.infer`.
 
         Raises:
             ReplicaGoneError: It ended, or Ray cannot reach it.
@@ -171,7 +171,7 @@ class RayCluster:
         return answer
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meter on each living node answers, by the node's address.
+        """The answer of the meter on each living node, by the node's address.
 
         Args:
             meter: The class of the meters, ``module:class``; one is started on each node that has none.
@@ -282,7 +282,7 @@ class RayCluster:
 
 
 def _refusal(place: RayPlace, error: Exception) -> str:
-    """Why there is no cluster: the first line of what Ray says, which names the log where there is more."""
+    """Reason why there is no cluster: the first line of Ray's message, which names the log where there is more."""
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if place.local:
         return f"a Ray cluster cannot be started on this machine: {reason}"
@@ -290,7 +290,7 @@ def _refusal(place: RayPlace, error: Exception) -> str:
 
 
 def _token() -> str:
-    """What Ray's REST API asks for, where Ray keeps it (docs.ray.io, token authentication); empty for none."""
+    """Token for Ray's REST API, where Ray keeps it (docs.ray.io, token authentication); empty for none."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled":
         return ""
     if os.environ.get("RAY_AUTH_TOKEN"):

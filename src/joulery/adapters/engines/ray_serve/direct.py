@@ -77,7 +77,7 @@ class DirectLines:
         return replica in self._lines
 
     def remarks(self) -> tuple[str, ...]:
-        """Why replicas are asked through Ray, each reason once."""
+        """Reasons why replicas are asked through Ray, each once."""
         return tuple(sorted(set(self._refusals.values())))
 
     async def reach(self, infos: Iterable[Mapping[str, Any]]) -> None:
@@ -96,7 +96,7 @@ class DirectLines:
         await asyncio.gather(*(self._connect(name, present[name]) for name in due))
 
     async def infer(self, application: str, info: Mapping[str, Any], request: InferRequest) -> dict[str, Any]:
-        """What one replica answers; see :meth:`.replica.Instances.infer`.
+        """The answer of one replica; see :meth:`.replica.Instances.infer`.
 
         Args:
             application: Its application.
@@ -207,7 +207,7 @@ class DirectLines:
 
 
 async def _asked(line: ReplicaConnection, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
-    """What a replica answers on its connection.
+    """A replica's answer on its connection.
 
     Raises:
         ConnectionError: The connection broke.

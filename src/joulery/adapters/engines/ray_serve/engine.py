@@ -112,11 +112,11 @@ class RayServeEngine:
         self._limits.change(service, limit, found.queue if found else None)
 
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of the cluster."""
+        """Remarks about the cluster for the operator."""
         return (*self._counts.remarks.values(), *self._lines.remarks())
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meters of the cluster's nodes answer; see :meth:`.cluster.RayCluster.nodes`.
+        """The answers of the meters of the cluster's nodes; see :meth:`.cluster.RayCluster.nodes`.
 
         Raises:
             JouleryError: The cluster cannot be joined, or is gone.
@@ -126,7 +126,7 @@ class RayServeEngine:
         return await self._cluster.nodes(meter, options)
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
-        """Have free replicas on nodes of lower rank take requests first; see :meth:`Dispatcher.prefer`."""
+        """Let free replicas on nodes of lower rank take requests first; see :meth:`Dispatcher.prefer`."""
         self._ranks = dict(ranks)
         for replica in self._found.values():
             replica.server.rank = self._ranks.get(node_of(replica.spec), 0)
@@ -260,7 +260,7 @@ class RayServeEngine:
         entry.ripe = later(wait_s, self._pump, entry) if wait_s < math.inf else None
 
     async def _send(self, entry: RayService, server: Server[RayCall, RayReplica]) -> None:
-        """What a replica took, one request or a batch, to it and back."""
+        """Send a replica what it took, one request or a batch, and handle the answer."""
         replica, start_s, tickets = server.payload, unix_s(), list(server.held)
         calls = [ticket.payload for ticket in tickets]
         for call in calls:
@@ -304,7 +304,7 @@ class RayServeEngine:
 
     @property
     def _ended(self) -> str:
-        """Why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
+        """Reason why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
         return "" if self._changing.locked() else "Ray ended it"
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:

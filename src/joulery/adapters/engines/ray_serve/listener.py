@@ -27,7 +27,7 @@ Answering = Callable[[Frame], dict[str, Any]]
 
 @cache
 def this_machine() -> str:
-    """What processes have in common that reach each other on loopback: the kernel, and its network namespace."""
+    """Identity shared by processes that reach each other on loopback: the kernel, and its network namespace."""
     try:
         return (
             f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').stat().st_ino}"

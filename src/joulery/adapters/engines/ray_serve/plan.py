@@ -45,7 +45,7 @@ class RayApp:
         return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}{place}"
 
     def spec(self, entry: Mapping[str, Any], rank: int) -> ReplicaSpec | None:
-        """What a replica was asked to be, by what it runs and its rank; None where that is nothing of this plan."""
+        """The specification of a replica, by what it runs and its rank; None where that is nothing of this plan."""
         mine = self.plan[rank : rank + 1]
         return next((spec for spec in (*mine, *self.plan) if entry_of(spec) == entry), None)
 
@@ -99,7 +99,7 @@ def node_of(spec: ReplicaSpec) -> str:
 
 
 def entry_of(spec: ReplicaSpec) -> dict[str, Any]:
-    """What a replica needs to know to become this."""
+    """The parameters that a replica needs to become this."""
     model = spec.model
     return {
         "variant": spec.variant,
@@ -153,7 +153,7 @@ def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, 
 
 
 def said(application: Mapping[str, Any]) -> str:
-    """What Ray says about an application that does not come up."""
+    """Ray's message about an application that does not come up."""
     deployments = application.get("deployments", {}).values()
     return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
 
@@ -175,7 +175,7 @@ def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[
 
 
 def _claims(piece: Slice, claim_ratio: float) -> dict[str, Any]:
-    """What a replica asks of a Ray node."""
+    """Resources that a replica claims of a Ray node."""
     if piece.kind is SliceKind.CPU:
         return {"num_cpus": piece.cores * piece.share_ratio * claim_ratio}
     if piece.kind is SliceKind.MIG:

@@ -97,7 +97,7 @@ class Instances:
         return self._id
 
     async def describe(self) -> dict[str, Any]:
-        """What this replica is now."""
+        """The present description of this replica."""
         from ray import serve
 
         context = serve.get_replica_context()

@@ -37,7 +37,7 @@ class RaySettings:
 
     @property
     def listens(self) -> str:
-        """Where replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
+        """Address at which replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
         if self.direct is False:
             return ""
         return NODE_ADDRESS if self.direct and not self.place.local else LOOPBACK

@@ -39,7 +39,7 @@ _RESTART_S, _RESTART_MAX_S = 0.1, 10.0
 
 @dataclass(frozen=True, slots=True)
 class LlamaSettings:
-    """How a model is run.
+    """Settings of a model that llama.cpp runs.
 
     Attributes:
         path: The .gguf file.
@@ -87,7 +87,7 @@ class LlamaEngine:
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Its name."""
         return f"llama.cpp {self.settings.path.name}"
 
     @property

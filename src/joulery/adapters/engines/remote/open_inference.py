@@ -80,7 +80,7 @@ class OpenInferenceSettings:
 
 
 class Place(NamedTuple):
-    """Where a model is served.
+    """Location of a served model.
 
     Attributes:
         server: ``http://HOST:PORT``.
@@ -134,7 +134,7 @@ class _Remote:
             self.idle.set()
 
     def view(self) -> ReplicaView:
-        """What can be seen of it."""
+        """The public view of it."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,
@@ -335,7 +335,7 @@ class OpenInferenceEngine:
                 remote.state = ReplicaState.READY
 
     async def _reach_or_wait(self, remote: _Remote) -> None:
-        """Have a model ready; where it may be absent, wait for it.
+        """Make a model ready; where it may be absent, wait for it.
 
         Raises:
             CapabilityError, ActuationError: As :meth:`_reach`.
@@ -364,7 +364,7 @@ class OpenInferenceEngine:
                 )
 
     async def _reach(self, remote: _Remote) -> None:
-        """Have a model ready, and learn what it takes and gives.
+        """Make a model ready, and read its inputs and outputs.
 
         Raises:
             CapabilityError: Its server is not reached.
@@ -439,7 +439,7 @@ class OpenInferenceEngine:
 
 
 def _said(reply: httpx.Response) -> str:
-    """What a server said about its refusal, in one line."""
+    """A server's message about its refusal, in one line."""
     try:
         return str(reply.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -117,7 +117,7 @@ class OpenAiEngine:
 
     @property
     def dialect(self) -> Dialect:
-        """How it takes priorities."""
+        """Its priority scheme."""
         return self.upstream.dialect
 
     def cpu_s(self) -> float:

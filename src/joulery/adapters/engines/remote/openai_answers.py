@@ -1,4 +1,4 @@
-"""What OpenAI-compatible servers send: server-sent events, token counts, and chunks put together into one answer.
+"""Parsing of OpenAI-compatible answers: server-sent events, token counts, and chunks joined into one answer.
 
 Sources: OpenAI API reference (chat completion chunk object, completion object); vLLM sends reasoning as
 ``delta.reasoning`` and ``delta.reasoning_content``.

@@ -1,4 +1,4 @@
-"""What a server of language models says of what it runs: vLLM and SGLang, as far as they say it.
+"""Model and configuration of a language-model server, as far as vLLM and SGLang report them.
 
 ``/v1/models`` names the model, and under ``root`` what it was loaded from. ``/server_info`` of vLLM (only with
 ``VLLM_SERVER_DEV_MODE=1``) has its configuration as text, ``/get_server_info`` of SGLang its arguments as JSON.
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 async def served_model(upstream: Upstream, transport: httpx.AsyncBaseTransport | None = None) -> ServedModel:
-    """What a server says; nothing where it does not answer. It is asked once.
+    """A server's report of its model; nothing where it does not answer. It is asked once.
 
     Args:
         upstream: The server.
@@ -56,7 +56,7 @@ def _names(listed: Any) -> tuple[str, ...]:
 
 
 def _stated_in(info: dict[str, Any]) -> ServedModel:
-    """What a server's configuration says."""
+    """The served model by a server's configuration."""
     text = info.get("vllm_config")
     if isinstance(text, str):
         # The first of equal keys: others stand within the configurations of parts.

@@ -114,7 +114,7 @@ class TritonProcess:
     limited: bool = False
 
     def environment(self) -> dict[str, str]:
-        """What it needs in its environment."""
+        """Environment variables that it needs."""
         if self.gpu is None:
             return {}
         found = {"CUDA_VISIBLE_DEVICES": str(self.gpu)}

@@ -112,7 +112,7 @@ class _Service:
 
     @property
     def retry_after_s(self) -> float:
-        """When the queue as it is will have been served."""
+        """Seconds until the queue as it is will have been served."""
         return self.queue.waiting * self.mean_s / max(1, len(self.queue.servers))
 
 
@@ -241,7 +241,7 @@ class UpstreamEngine(ServiceMixes):
             )
 
     async def _reach(self, servers: _Models, here: _Models) -> float:
-        """Have the models of servers and of this machine ready; CPU seconds that it took on this machine.
+        """Make the models of servers and of this machine ready; CPU seconds that it took on this machine.
 
         Raises:
             JouleryError: One cannot be loaded, or a service has none; the former models stay.
@@ -360,7 +360,7 @@ class UpstreamEngine(ServiceMixes):
         self._pump(service)
 
     async def _serve(self, service: _Service, slot: _Slot, call: _Call) -> None:
-        """Have a slot get the answer to its request."""
+        """Get the answer to a slot's request."""
         try:
             answer = await self._asked(service, call)
         except RequestError as error:
@@ -412,7 +412,7 @@ class UpstreamEngine(ServiceMixes):
 
 
 def _starting(slot: _Slot) -> ReplicaView:
-    """What can be seen of a slot whose model is not there yet."""
+    """The public view of a slot whose model is not there yet."""
     return ReplicaView(slot.name, slot.spec, ReplicaState.STARTING)
 
 

@@ -80,7 +80,7 @@ _REQUEST: ContextVar[_Passed] = ContextVar("request of this task", default=_NONE
 
 @dataclass(frozen=True, slots=True)
 class GatewayName:
-    """How a gateway introduces itself.
+    """Identity with which a gateway joins.
 
     Attributes:
         name: Its name among the gateways.
@@ -223,7 +223,7 @@ class EngineClient:
             self.unsent_dropped += 1
 
     async def label(self, service: str, body: bytes) -> tuple[int, bytes]:
-        """Have labels counted; HTTP status and body of the answer."""
+        """Send labels to be counted; HTTP status and body of the answer."""
         content = np.frombuffer(body, np.uint8)
         status, _, answer = await self._content({"m": m.LABEL, "s": service}, {"body": content})
         return status, answer
@@ -317,7 +317,7 @@ class EngineClient:
             self._report(link, *self._unsent.popleft())
 
     def _distrust(self, link: _Link, error: Exception) -> str:
-        """Why encryption keeps this gateway out; empty where something else does."""
+        """Reason why encryption keeps this gateway out; empty where something else does."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not the one that is trusted here: {error.verify_message}"
         if isinstance(error, ssl.SSLError):

@@ -29,7 +29,7 @@ from joulery.steady_time import unix_s
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a controller finds.
+    """State of the engine server that a controller receives when it connects.
 
     Attributes:
         pid: The engine server's process.
@@ -58,7 +58,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a controller takes a few times a second.
+    """State that a controller takes a few times a second.
 
     Attributes:
         replicas: The replicas.
@@ -194,7 +194,7 @@ class ControlServer:
         return page
 
     def do_look(self) -> Welcome:
-        """What there is; nothing is changed."""
+        """The present state; nothing is changed."""
         return Welcome(
             os.getpid(),
             self._site,
@@ -237,7 +237,7 @@ class ControlServer:
         return await self._engine.infer(service, request)
 
     async def do_nodes(self, meter: str, options: Sequence[Any]) -> Any:
-        """What the meters of a cluster's nodes answer."""
+        """The answers of the meters of a cluster's nodes."""
         return await cast(Any, self._engine).nodes(meter, options)
 
     def do_set(self, method: str, *arguments: Any) -> None:
@@ -247,7 +247,7 @@ class ControlServer:
         getattr(self._engine, method)(*arguments)
 
     def do_publish(self, settings: dict[str, Any], charges: dict[str, Any], marks: RecordMarks) -> None:
-        """What gateways are to know."""
+        """Publish settings, charges and marks to the gateways."""
         state = self.server.state
         state.settings, state.charges, state.marks = settings, charges, state.marks or {}
         advance(state.marks, marks)
@@ -258,7 +258,7 @@ class ControlServer:
         self.server.ledger.drop(before)
 
     def do_take(self, first: int, services: Sequence[str], sampled: bool) -> Taken:
-        """What has happened from an entry on."""
+        """The present state, and the entries of the ledger from a number on."""
         ledger, engine = self.server.ledger, self.server.engine
         mixes = {} if engine is None else {name: getattr(engine, "mix", lambda _: OWN)(name) for name in services}
         samples: dict[str, InferRequest] = {}

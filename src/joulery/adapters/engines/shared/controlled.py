@@ -241,7 +241,7 @@ class ControlledEngine:
         await link.ask("open", self.plan, within_s=None)
 
     async def restore(self) -> None:
-        """Have a new engine server run what the former one ran.
+        """Run in a new engine server what the former one ran.
 
         Raises:
             JouleryError: It cannot.
@@ -302,7 +302,7 @@ class ControlledEngine:
             self._post("set", "limit_queue", service, limit)
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meters of a cluster's nodes answer, by address.
+        """The answers of the meters of a cluster's nodes, by address.
 
         Raises:
             ActuationError: The engine server or the cluster is gone.
@@ -339,7 +339,7 @@ class ControlledEngine:
         return change
 
     async def close(self) -> None:
-        """Have the engine finish what it accepted and leave nothing behind. Safe to call twice."""
+        """Close the engine once it has finished what it accepted; nothing is left behind. Safe to call twice."""
         link = self.link
         if link is None:
             return
@@ -367,7 +367,7 @@ class SteeredEngine(ControlledEngine):
         self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Have the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
         self._mixes[service] = mix
         self._post("set", "set_mix", service, mix)
 
@@ -388,7 +388,7 @@ class SteeredEngine(ControlledEngine):
         return change
 
     async def restore(self) -> None:
-        """Have a new engine server run what the former one ran, with its weights.
+        """Run in a new engine server what the former one ran, with its weights.
 
         Raises:
             JouleryError: It cannot.

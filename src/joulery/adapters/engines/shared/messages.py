@@ -1,4 +1,4 @@
-"""What gateways and the engine server send one another: frames of :mod:`joulery.adapters.engines.embedded.wire`.
+"""Messages between gateways and the engine server: frames of :mod:`joulery.adapters.engines.embedded.wire`.
 
 No clock crosses the wire: times are sent as ages, seconds before the message was sent, so that machines with different
 clocks agree on latencies. A message's key ``m`` is its kind, ``n`` the number of its request; ``t``
@@ -166,7 +166,7 @@ def record_of(header: Mapping[str, Any], now_s: float) -> RequestRecord:
 
 
 def views_to_json(views: Sequence[ReplicaView]) -> list[dict[str, Any]]:
-    """What a gateway needs to know of replicas: readiness and declarations."""
+    """Views of replicas for a gateway: readiness and declarations."""
     return [
         {
             "id": view.id,

@@ -53,7 +53,7 @@ class AnswerLabels(Protocol):
 
 @dataclass(slots=True)
 class GatewayStatus:
-    """What the engine server knows of one gateway.
+    """The engine server's record of one gateway.
 
     Attributes:
         name: Its name.
@@ -83,7 +83,7 @@ class GatewayStatus:
 
 @dataclass(slots=True)
 class ServerState:
-    """What every gateway is sent.
+    """State sent to every gateway.
 
     Attributes:
         settings: Limits and services, from the controller.
@@ -154,7 +154,7 @@ class EngineServer:
         return GatewayConnection(self, guarded=guarded)
 
     def statuses(self) -> list[GatewayStatus]:
-        """What is known of each gateway, by name."""
+        """The status of each gateway, by name."""
         now_s, found = time.monotonic(), []
         for name, status in sorted(self.gateways.items()):
             link = next((one for one in self.links if one.name == name), None)

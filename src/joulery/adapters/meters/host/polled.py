@@ -56,7 +56,7 @@ class PolledMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """What ``read`` returns."""
+        """Channels that ``read`` returns."""
         return self._channels
 
     def read(self) -> tuple[float, ...]:

@@ -200,7 +200,7 @@ def _chassis(ask: Fetch, parts: SplitResult) -> str:
 
 
 def _source(ask: Fetch, chassis: str) -> tuple[tuple[float, ReadingKind] | None, tuple[str, ...]]:
-    """What a chassis reports now, joules or watts, and what a reader should know."""
+    """A chassis's reading now, joules or watts, and notes for a reader."""
     found = ask(chassis) or {}
     if path := _id(found.get("EnvironmentMetrics")):
         metrics = ask(path) or {}

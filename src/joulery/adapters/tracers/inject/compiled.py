@@ -1,4 +1,4 @@
-"""What ``torch.compile`` made of a PyTorch program: which call of its generated code comes from which module.
+"""Generated code of ``torch.compile`` in a PyTorch program: the module that each of its calls comes from.
 
 Dynamo's graph of a program says which module each operation is from; the code that Inductor generates names, above each
 call of a kernel, where it comes from. Both are noted: the graph when a backend is given it, the code when a cycle
@@ -133,7 +133,7 @@ class CompiledCode:
     # ---- generated code
 
     def mark(self) -> None:
-        """Have the calls of all generated code run in ranges of their own, from its next run on."""
+        """Run the calls of all generated code in ranges of their own, from its next run on."""
         self._marked = True
         self.look()
 
@@ -289,7 +289,7 @@ def _exchanges(module: ModuleType, code: _Calls) -> Iterator[tuple[FunctionType,
 
 
 def _source(node: Any) -> str:
-    """Where the program keeps an input of a graph."""
+    """Place where the program keeps an input of a graph."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)

@@ -66,15 +66,15 @@ class Cycles(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Have the profiler settle; nothing is kept yet."""
+        """Let the profiler settle; nothing is kept yet."""
 
     @abstractmethod
     def _start(self) -> None:
-        """Have the profiler record."""
+        """Start the profiler's recording."""
 
     @abstractmethod
     def _stop(self, stem: Path) -> Path:
-        """Have the profiler stop and write what it saw to a file named after the stem; that file."""
+        """Stop the profiler and write what it saw to a file named after the stem; that file."""
 
     @abstractmethod
     def _drop(self) -> None:
@@ -325,7 +325,7 @@ class Cycles(ABC):
 
 
 def _before_worker_exits(action: Callable[[], None]) -> None:
-    """Have something done at the end of a forked worker of multiprocessing, which skips Python's exit handlers."""
+    """Run an action at the end of a forked worker of multiprocessing, which skips Python's exit handlers."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, action, exitpriority=100)

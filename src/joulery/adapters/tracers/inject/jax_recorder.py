@@ -31,7 +31,7 @@ def install_from(settings: dict[str, Any]) -> JaxRecorder:
 
 
 class Compiled:
-    """What ``jax.jit`` answers, telling the recorder when it is called; in all else the function it stands for.
+    """Result of ``jax.jit`` that reports each call to the recorder; in all else the function it stands for.
 
     Args:
         inner: What ``jax.jit`` made.

@@ -1,4 +1,4 @@
-"""What native code of a traced program does, and Python cannot ask of it: lines that it writes, its destructors."""
+"""Native code in a traced program: filters lines that it writes, and skips its destructors at exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 def exit_at_once() -> None:
-    """Have a forked process end without the destructors of C++: the profiler's waits for a thread that was not forked.
+    """End a forked process without the destructors of C++: the profiler's waits for a thread that was not forked.
 
     The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
     """

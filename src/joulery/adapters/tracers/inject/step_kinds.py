@@ -1,4 +1,4 @@
-"""Which steps of a program are steps of training, and which calls of models are evaluation steps.
+"""Classification of a program's steps: training steps, and calls of models that are evaluation steps.
 
 Training: the steps of the first optimizer that steps, where several take turns (of a GAN, the first of its two). Where
 the program goes on without it, the next one takes its place: at once if the first one is gone, else after
@@ -172,7 +172,7 @@ class Evaluations:
         return True
 
     def called(self, module: Any) -> int:
-        """How many evaluation steps a call adds, while an optimizer trains.
+        """Number of evaluation steps that a call adds, while an optimizer trains.
 
         One where the model is the one that is trained. Another one, such as an average of the weights, is evaluated if
         it is called twice in a row: both calls count then.

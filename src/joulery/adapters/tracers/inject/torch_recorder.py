@@ -143,7 +143,7 @@ class TorchRecorder(Cycles):
             exit_at_once()
 
     def _hide_hooks(self, modules: Any) -> None:
-        """Have torch.compile warn of global hooks of the program, and not of the recorder's."""
+        """Make torch.compile warn of global hooks of the program, and not of the recorder's."""
         if not hasattr(modules, "_has_any_global_hook"):
             return
         kinds = [f"_global_{kind}_hooks" for kind in ("backward_pre", "backward", "forward_pre", "forward")]

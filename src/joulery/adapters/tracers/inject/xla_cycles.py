@@ -1,4 +1,4 @@
-"""What recorders of JAX and TensorFlow share: steps counted by calls of compiled functions, XLA profiles as files.
+"""Shared base of the JAX and TensorFlow recorders: steps counted by calls of compiled functions, XLA profiles as files.
 
 A step ends where the function that the program called twice first is called again; where one is known to differentiate,
 it is the first of those, and calls of others (initialisation, augmentation, an evaluation before) are no steps.

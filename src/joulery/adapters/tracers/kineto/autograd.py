@@ -1,4 +1,4 @@
-"""Which forward operation a node of the backward pass differentiates, in a Kineto trace."""
+"""Forward operations that the nodes of the backward pass differentiate, in a Kineto trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which module each call of a kernel in code that ``torch.compile`` generated is from.
+"""Modules of kernel calls in code that ``torch.compile`` generated.
 
 The recorder notes Dynamo's graphs and the calls of the generated code
 (:mod:`joulery.adapters.tracers.inject.compiled`). Generated code names the source nodes of a call where the compiler

@@ -1,4 +1,4 @@
-"""Where the kernels of replayed CUDA graphs come from.
+"""Origins of the kernels of replayed CUDA graphs.
 
 One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Two places do:
 
@@ -143,7 +143,7 @@ def _kinds(columns: KinetoColumns, rows: IntArray, patterns: Sequence[tuple[str,
 
 
 def _named(columns: KinetoColumns, pattern: re.Pattern[str]) -> BoolArray:
-    """Which names of the trace match, bool[names]."""
+    """Mask of the trace's names that match, bool[names]."""
     return np.array([bool(pattern.search(name)) for name in columns.names], np.bool_)
 
 

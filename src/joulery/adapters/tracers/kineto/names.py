@@ -232,7 +232,7 @@ def _op_name(name: str) -> str:
 
 
 def _ordinals(group: IntArray, name: IntArray, rank: IntArray) -> IntArray:
-    """How many rows of the same group and name come before each one, by rank."""
+    """Number of rows of the same group and name before each one, by rank."""
     order = np.lexsort((rank, name, group))
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = (group[order][1:] != group[order][:-1]) | (name[order][1:] != name[order][:-1])
@@ -324,7 +324,7 @@ def _from_code(
 
 
 def _kernel_notes(linked: BoolArray, graph: BoolArray) -> tuple[str, ...]:
-    """How many kernels have no launch, or were launched with a graph of which nothing is known."""
+    """Number of kernels without a launch, or launched with a graph of which nothing is known."""
     lost, whole = int(np.count_nonzero(~linked)), int(np.count_nonzero(graph))
     notes = []
     if lost:
@@ -393,7 +393,7 @@ def _nameless_notes(columns: KinetoColumns) -> tuple[str, ...]:
 
 
 def _unknown_notes(columns: KinetoColumns) -> tuple[str, ...]:
-    """What was left out because its category is not known."""
+    """Events left out because their category is not known."""
     if not columns.unknown:
         return ()
     kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(columns.unknown.items()))

@@ -22,7 +22,7 @@ from joulery.domain.errors import DataError
 
 
 class EventKind(IntEnum):
-    """What an event of the file is."""
+    """Kind of an event of the file."""
 
     OP = 0
     """A host operation (``aten::mm``, an autograd node)."""
@@ -214,14 +214,14 @@ class _Collector:
         return stamps, rows
 
     def _frame(self, name: str) -> EventKind | None:
-        """What a Python frame is: the call of a module, a function of the program, or nothing of interest."""
+        """Kind of a Python frame: the call of a module, a function of the program, or nothing of interest."""
         if name not in self.frames:
             module = name.startswith(STACKED)
             self.frames[name] = EventKind.RANGE if module else EventKind.FRAME if frame_component(name) else None
         return self.frames[name]
 
     def _source(self, args: dict[str, Any]) -> int:
-        """Where an operation says that it was called."""
+        """Place at which an operation says that it was called."""
         path = written_path(args)
         return self.sources.setdefault(path, len(self.sources)) if path[0] else _NONE
 

@@ -98,7 +98,7 @@ class Host:
         return self.columns.names[int(self.columns.name[self.row[at]])]
 
     def deeper(self, one: IntArray, other: IntArray) -> BoolArray:
-        """Where ``one`` exists and lies inside ``other``, or ``other`` does not exist."""
+        """Mask of rows where ``one`` exists and lies inside ``other``, or ``other`` does not exist."""
         ranks = np.append(self.rank, -1)
         return np.asarray((one >= 0) & (ranks[one] > ranks[other]), np.bool_)
 

@@ -1,4 +1,4 @@
-"""Where the kernels of XLA's command buffers come from: CUDA graphs, of which a profile names the whole alone.
+"""Origins of the kernels of XLA's command buffers: CUDA graphs, of which a profile names the whole alone.
 
 XLA records most of a program as CUDA graphs. A kernel of a graph then has the annotation of the graph's launch, which
 names no instruction of the program. Three facts lead back to one:
@@ -167,7 +167,7 @@ def _by_names(kernels: Sequence[str], places: Mapping[str, Place]) -> list[tuple
 
 
 def _calls(kernels: Sequence[str]) -> list[int]:
-    """Which call of a library each kernel is from, if each runs one kernel, after it has cleared memory."""
+    """Number of the library call that each kernel is from, if each runs one kernel, after it has cleared memory."""
     numbers, number = [], 0
     for at in range(len(kernels)):
         if at and not _CLEARED.match(kernels[at - 1]):

@@ -1,4 +1,4 @@
-"""Where each instruction of a compiled XLA program comes from: its source operation and its place in the program.
+"""Origins of the instructions of a compiled XLA program: source operation and place in the program.
 
 XLA keeps ``op_name`` in the metadata of an instruction, and the lines of the program that led to it: a number of the
 module's table of stack frames, or a file and a line. A fusion without a name has that of its root. An instruction that
@@ -38,7 +38,7 @@ _ROUNDS = 8
 
 
 class Origin(NamedTuple):
-    """Where an instruction comes from.
+    """Origin of an instruction.
 
     Attributes:
         op_name: Source operation.

@@ -187,7 +187,7 @@ def _annotated(event: Event, *, whole: bool = False) -> Origin | None:
 
 
 def _notes(counts: Mapping[str, int], total: int, start_ns: int) -> list[str]:
-    """What the names of a trace do not say."""
+    """Notes on names missing in a trace."""
     texts = {
         "added": "run instructions that the compiler added: named after the operation that they serve",
         "in graphs": "were launched with a CUDA graph: named by the numbers, the names and the order of its kernels",

@@ -32,7 +32,7 @@ def holds_load_points(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenProfile:
-    """What measured load points say about those that were asked.
+    """Predictions for the load points asked, from measured load points.
 
     Attributes:
         measured: How many load points were measured.

@@ -38,7 +38,7 @@ class LeftOutErrors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LlmProfile:
-    """What measured runs say about rows that were asked.
+    """Predictions for the rows asked, from measured runs.
 
     Attributes:
         runs: The runs.

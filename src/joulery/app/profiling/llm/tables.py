@@ -18,7 +18,7 @@ from joulery.tabular import read_csv
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a file of measurements does not say and the command line does.
+    """Facts that the command line states because the file of measurements does not.
 
     Attributes:
         gpu: GPU type.

@@ -38,7 +38,7 @@ _WATCH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EngineProcessConfig:
-    """How the engine server runs.
+    """Settings of the engine server's process.
 
     Attributes:
         state: Folder of its sockets.
@@ -68,7 +68,7 @@ class EngineProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What the engine is made from; pickled between processes of one version.
+    """Specification that the engine is made from; pickled between processes of one version.
 
     Attributes:
         serving: Which engine, and its limits.

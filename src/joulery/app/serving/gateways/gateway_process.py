@@ -175,7 +175,7 @@ class _Parts:
 
 
 def _health(name: str, engine: EngineClient) -> dict[str, Any]:
-    """What the health page says beside readiness."""
+    """Facts of the health page beside readiness."""
     found: dict[str, Any] = {"gateway": name, "engine": "connected" if engine.joined else "lost"}
     if not engine.joined:
         return found | ({"reason": engine.refused} if engine.refused else {})

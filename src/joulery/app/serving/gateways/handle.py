@@ -169,7 +169,7 @@ class GatewayGroup:
             )
 
     def report(self) -> dict[str, Any]:
-        """What the report says of the gateways; writes the requests that ended without a controller as a series.
+        """The report's entry on the gateways; writes the requests that ended without a controller as a series.
 
         Raises:
             CapabilityError: The disk refuses.
@@ -311,7 +311,7 @@ class GatewayGroup:
             self._keep_marks(self._controlled)
 
     def _keep_marks(self, controlled: ControlledEngine) -> None:
-        """Have the next controller know which records are stored."""
+        """Keep for the next controller which records are stored."""
         with suppress(JouleryError):  # a full disk: it may count some of them again
             self._stored_marks.write(controlled.marks)
 
@@ -330,7 +330,7 @@ class GatewayGroup:
         await self._engine_server.ended(self.site.serving.drain_s + 5.0)
 
     def _publish(self) -> None:
-        """Have every gateway know limits, services and charges."""
+        """Publish limits, services and charges to every gateway."""
         names = self._names if self._session is None else list(self._session.services)
         settings: dict[str, Any] = {"services": names, "body_bytes": int(self.site.serving.body_bytes)}
         if self.site.language_models:
@@ -411,7 +411,7 @@ def first_unstored(found: Welcome) -> int:
 
 
 def workers_log(site: Site, writer: RunWriter) -> int:
-    """Where engines of language models print; replicas of services do in the engine server's log.
+    """File descriptor for the output of language-model engines; that of replicas is in the engine server's log.
 
     Raises:
         CapabilityError: The disk refuses.

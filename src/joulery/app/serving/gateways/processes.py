@@ -233,7 +233,7 @@ class LocalGateways:
 
     @property
     def url(self) -> str:
-        """Where clients find the first of them."""
+        """Address of the first of them."""
         scheme = "http" if self.serving.tls is None else "https"
         return f"{scheme}://{self.gateways[0].where}"
 

@@ -1,4 +1,4 @@
-"""Which records of gateways are on disk, for the controller after this one.
+"""Marks of the gateway records that are on disk, for the next controller.
 
 Gateways keep each record until a controller has stored it. Where the engine server and its controller are killed, the
 next controller reads here what the gateways need not send again.

@@ -32,7 +32,7 @@ class UnmeteredRequests:
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of these requests."""
         return self._outcomes.total()
 
     def add(self, record: RequestRecord) -> None:
@@ -62,7 +62,7 @@ class UnmeteredRequests:
         self._recorder.flush()
 
     def report(self) -> dict[str, Any]:
-        """What the report says of them; writes those known one by one as a series.
+        """The report's entry on them; writes those known one by one as a series.
 
         Raises:
             CapabilityError: The disk refuses.

@@ -98,7 +98,7 @@ async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView
 
 
 def join_keepers(keepers: Sequence[ClockController], text: LLMSite, *, alone: bool) -> Iterator[tuple[str, str]]:
-    """Have keepers see the language models that their devices run; yields the SLOs that each keeps.
+    """Connect keepers to the language models that their devices run; yields the SLOs that each keeps.
 
     Args:
         keepers: Of the site's clocks.

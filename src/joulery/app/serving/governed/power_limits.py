@@ -112,7 +112,7 @@ def limit_fact(device: LimitedDevice, policy: ServiceLimitTuner) -> str:
 
 
 def join_limits(limits: Sequence[Limited], text: LLMSite) -> Iterator[tuple[str, str]]:
-    """Have limits see the language models that their devices run; yields which."""
+    """Connect limits to the language models that their devices run; yields which."""
     for controller, config in limits:
         label, named = controller.device.label, config.services
         llms = [llm for name, llm in text.llms.items() if (name in named if named else label in text.devices[name])]

@@ -42,7 +42,7 @@ class ClusterNodes(Protocol):
     """An engine on a cluster."""
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """What the meters of its nodes answer, by address."""
+        """The answers of the meters of its nodes, by address."""
         ...
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
@@ -51,7 +51,7 @@ class ClusterNodes(Protocol):
 
 
 def patience_s(one: RunningService) -> float:
-    """How long a request of a service may wait for a replica on a cleaner grid."""
+    """Longest time that a request of a service may wait for a replica on a cleaner grid."""
     if one.chosen is None:
         return 0.0
     entries, quantile = one.chosen.predictor.profile.entries, one.setup.slo.quantile
@@ -107,7 +107,7 @@ async def open_places(session: ServingSession, stack: AsyncExitStack) -> NodePla
 
 
 def _sleep_rule(node: RayNodeConfig) -> SleepRule:
-    """When and how a node sleeps.
+    """Sleep rule of a node.
 
     Raises:
         ConfigError: It is this machine.
@@ -169,7 +169,7 @@ async def _keep(session: ServingSession, ledger: NodeLedger, places: NodePlaces 
 
 
 async def _settle(session: ServingSession, ledger: NodeLedger, places: NodePlaces) -> None:
-    """Have empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
+    """Let empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
     control = cast(PolicyControl, session.control)
     while not session.end_ns:
         await asyncio.sleep(session.pace.tick_s)

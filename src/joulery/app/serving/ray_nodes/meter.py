@@ -50,7 +50,7 @@ class NodeMeter:
             threading.Thread(target=self._keep_reading, name="node meter", daemon=True).start()
 
     def read(self) -> dict[str, Any]:
-        """What was counted so far: the fields of :class:`NodeReading`, or ``refusal`` where nothing can be metered."""
+        """Counts so far: the fields of :class:`NodeReading`, or ``refusal`` where nothing can be metered."""
         if self._exporter is None:
             return {"refusal": self._refusal}
         self._exporter.sample(ask=False)
@@ -100,7 +100,7 @@ class RayletProcesses:
 
 
 def machine() -> str:
-    """Which machine this is, the same in all of its containers: the kernel's boot id; its name where there is none."""
+    """Identity of this machine, the same in all of its containers: the kernel's boot id, else its name."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the joint plan is compared with: knobs held fast, single knobs, and one planner after the other."""
+"""Baselines of the joint plan: knobs held fast, single knobs, and one planner after the other."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LEAST_GAIN_RATIO = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SwitchingCosts:
-    """How long a change takes; the GPU draws its standing watts meanwhile.
+    """Durations of changes; the GPU draws its standing watts meanwhile.
 
     Attributes:
         wake_s, sleep_s: From asleep to ready, and from drained to asleep.
@@ -72,7 +72,7 @@ class LoadPeriod:
 
     @property
     def hours(self) -> float:
-        """How long it lasts."""
+        """Its length, hours."""
         return (self.until_s - self.from_s) / _S_PER_H
 
 
@@ -115,7 +115,7 @@ class DayPlan:
 
     @property
     def total(self) -> float:
-        """What the series costs, changes included."""
+        """Cost of the series, changes included."""
         return math.fsum(each.value * each.period.hours + each.switching for each in self.periods)
 
     @property
@@ -132,7 +132,7 @@ class DayPlan:
 def switching_cost(
     request: JointRequest, old: Sequence[PlannedGpu], new: Sequence[PlannedGpu], costs: SwitchingCosts
 ) -> float:
-    """What a change costs, objective times hours; infinite where the GPUs of a type do not suffice to keep capacity."""
+    """Cost of a change, objective times hours; infinite where a type has too few GPUs to keep capacity."""
     moves = moves_between(old, new)
     objective = request.objective
     came, left = list[PlannedGpu](), [old[at] for at in set(range(len(old))) - set(moves.same_gpu)]
@@ -154,7 +154,7 @@ def switching_cost(
 
 
 class PlanGain(NamedTuple):
-    """What going over to another plan would bring.
+    """Gain from a change to another plan.
 
     Attributes:
         held, after: The objective at today's rates: of the plan in force, clocks and all, and of the other.
@@ -169,7 +169,7 @@ class PlanGain(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What is gained an hour, as a part of what the plan in force takes."""
+        """Gain an hour, as a part of what the plan in force takes."""
         return (self.held - self.after) / self.held if self.held > 0 else 0.0
 
     @property
@@ -187,7 +187,7 @@ def gain_of(
     lasts_s: float,
     costs: SwitchingCosts | None = None,
 ) -> PlanGain:
-    """What going over to another plan brings at today's rates; a share that is resized costs nothing.
+    """Gain from a change to another plan at today's rates; a share that is resized costs nothing.
 
     Args:
         objective: What is minimised today.
@@ -209,7 +209,7 @@ def gain_of(
 
 
 def _standing(objective: PlanObjective, gpu: PlannedGpu) -> float:
-    """What a GPU takes without requests."""
+    """Standing cost of a GPU without requests."""
     watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
     return objective.value(watts, gpu.usd_per_hour, 1)
 
@@ -309,7 +309,7 @@ def _distance(one: JointRequest, other: JointRequest) -> float:
 
 
 def _load(plan: ProvisionPlan) -> float:
-    """What a plan serves, in the work of the requests: their joules."""
+    """Load that a plan serves, in the work of the requests: their joules."""
     return math.fsum(each.requests_w for gpu in plan.gpus for each in gpu.instances)
 
 

@@ -55,7 +55,7 @@ _RENT_FEW, _RENT_MOST = 1 / 30, 100.0
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeEffort:
-    """How hard to try.
+    """Limits on the work of an envelope.
 
     Attributes:
         joint: Of each plan.
@@ -223,7 +223,7 @@ def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: f
 
 
 def _runs(off: BoolArray) -> list[tuple[int, int]]:
-    """Where an array is true: the first of each run, and the first after it."""
+    """Runs of true values: the first of each, and the first after it."""
     turns = np.flatnonzero(np.diff(np.concatenate([[False], off, [False]]).astype(np.int8)))
     return list(zip(turns[::2].tolist(), turns[1::2].tolist(), strict=True))
 
@@ -429,7 +429,7 @@ class _Search:
                 found.append(between)
 
     def _above_chord(self, found: Sequence[EnvelopePlan], price: float) -> float:
-        """What no plan costs less than at a price, by the best plans at the prices beside it that were planned for."""
+        """Lower bound of a plan's cost at a price, by the best plans at the prices beside it that were planned for."""
         planned = sorted({each.price for each in found})
         costs = [min(self._cost(each, other) for each in found) for other in planned]
         return float(np.interp(price, planned, costs))
@@ -437,7 +437,7 @@ class _Search:
     def _frontier(
         self, load: float, plans: Sequence[EnvelopePlan], prices: tuple[float, float]
     ) -> tuple[tuple[EnvelopePlan, float, float], ...]:
-        """Which of some plans for a load is best at which prices."""
+        """The best of some plans for a load, by price."""
         return Envelope(self._axis, tuple(plans), prices, (load,)).frontier(load)
 
     def _crossing(self, one: EnvelopePlan, other: EnvelopePlan) -> float | None:

@@ -32,7 +32,7 @@ _LEAST_COST = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class JointEffort:
-    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of ``stall_ratio``.
@@ -203,18 +203,18 @@ class JointGenerator:
         return JointProof(value, scaled)
 
     def _worth(self, duals: Duals) -> FloatArray:
-        """What the requests of each item are worth before their watts, float64[items]."""
+        """Worth of the requests of each item before their watts, float64[items]."""
         each = duals.demand[self._service] + duals.accuracy[self._service] * self._gain
         return np.asarray(each * self._rate, np.float64)
 
     def _watts(self, machine: int, duals: Duals) -> tuple[FloatArray, FloatArray]:
-        """What the watts of each item's requests and of its process cost, float64[items] each."""
+        """Cost of the watts of each item's requests and of its process, float64[items] each."""
         problem = self.problem
         per_w = problem.objective.per_w + duals.power
         return per_w * problem.request_j[machine] * self._rate, per_w * problem.overhead_w[machine]
 
     def _values(self, machine: int, duals: Duals) -> FloatArray:
-        """What each item is worth on a machine, net of its watts, float64[items]."""
+        """Worth of each item on a machine, net of its watts, float64[items]."""
         requests, process = self._watts(machine, duals)
         return np.asarray(np.maximum(self._worth(duals) - requests, 0.0) - process, np.float64)
 
@@ -225,7 +225,7 @@ class JointGenerator:
         return float(np.min((requests + process)[some] / worth[some], initial=1.0)) if bool(some.any()) else 0.0
 
     def _price(self, machine: int, duals: Duals) -> float:
-        """What an empty GPU costs at these prices."""
+        """Cost of an empty GPU at these prices."""
         problem = self.problem
         fleet = problem.machines[machine].fleet
         standing = float(problem.standing_w[machine])

@@ -70,7 +70,7 @@ def plan_joint_batches(request: JointRequest, planner: Planner, batch: int = BAT
 
 
 def least_prices(problem: JointProblem) -> FloatArray:
-    """What a request a second of each service costs at least, float64[services].
+    """Least cost of a request a second of each service, float64[services].
 
     It pays for its joules and, in proportion, for its process and for the part of the GPU that this needs alone.
     """
@@ -106,7 +106,7 @@ def _left(fleet: Sequence[JointFleet], plans: Sequence[ProvisionPlan]) -> tuple[
 
 
 def _watts_left(request: JointRequest, plans: Sequence[ProvisionPlan]) -> float | None:
-    """What of the power cap earlier batches have left; too little for anything is next to nothing."""
+    """Power that earlier batches have left of the cap; too little for anything is next to nothing."""
     if request.power_cap_w is None:
         return None
     used_w = math.fsum(gpu.power_w for plan in plans for gpu in plan.gpus)

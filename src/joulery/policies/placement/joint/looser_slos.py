@@ -1,4 +1,4 @@
-"""What a millisecond is worth: plans made again with one SLO longer by the smallest step that saves anything.
+"""Value of a millisecond: plans made again with one SLO longer by the smallest step that saves anything.
 
 Rates come in halves, thirds ... and shares in steps, so the prices of the relaxation say nothing of a millisecond: a
 little more time mostly changes no plan at all. What is reported is the difference of two plans, with its step.
@@ -24,7 +24,7 @@ _LEAST = 1e-6
 
 
 class LooserSlo(NamedTuple):
-    """What a longer SLO of one service saves.
+    """Saving of a longer SLO of one service.
 
     Attributes:
         service: Its name.
@@ -48,7 +48,7 @@ def looser_slos(
     steps: Sequence[float] = STEPS,
     effort: JointEffort | None = None,
 ) -> tuple[LooserSlo, ...]:
-    """What longer SLOs save, one service after the other.
+    """Savings of longer SLOs, one service after the other.
 
     A plan that is not optimal might be bettered within its SLOs: there only what is saved beyond its bound counts.
 

@@ -62,7 +62,7 @@ class KnownPattern(NamedTuple):
 
     @property
     def key(self) -> tuple[int, Pattern]:
-        """What makes it one pattern."""
+        """Identity of the pattern."""
         return self.machine, self.layout.pattern
 
 
@@ -160,7 +160,7 @@ class JointMaster:
         return float(problem.standing_w[known.machine]) + math.fsum(overhead[i] for i in known.layout.pattern)
 
     def pattern_cost(self, known: KnownPattern) -> float:
-        """What one GPU of it costs before any request comes."""
+        """Cost of one GPU of it before any request comes."""
         problem = self.problem
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
         return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)
@@ -347,7 +347,7 @@ class JointMaster:
         return model, rows
 
     def _cut_columns(self) -> list[tuple[float, float]]:
-        """What one of each slice option and of each cut costs, and how many there may be."""
+        """Cost of one of each slice option and of each cut, and the most there may be."""
         problem = self.problem
         found = [(0.0, float(self._most(one))) for one in problem.slices]
         for cut in problem.cuts:
@@ -357,7 +357,7 @@ class JointMaster:
         return [*found, *((0.0, math.inf) for _ in self._spread)]
 
     def _most(self, one: SliceOption) -> int:
-        """How many slices with an option serve all of its service."""
+        """Number of slices with an option that serve all of its service."""
         return math.ceil(self.problem.services[one.service].workload.rate_rps / one.capacity_rps - 1e-9)
 
     def _cuts_of(self, fleet: int) -> list[int]:
@@ -413,7 +413,7 @@ def _counted(values: FloatArray) -> dict[int, int]:
 
 
 class _Rows:
-    """Where the rows of each sort begin; capacity rows of flows come first."""
+    """First row of each sort; capacity rows of flows come first."""
 
     def __init__(self, flows: int, services: int, types: int) -> None:
         self.demand = flows

@@ -268,12 +268,12 @@ def _plan_of(problem: JointProblem, generator: JointGenerator, best: _Best, proo
 
 
 def quality_of(problem: JointProblem) -> Quality:
-    """How well the coefficients behind a plan are known; never better than modelled."""
+    """Quality of the coefficients behind a plan; never better than modelled."""
     return quality_of_fleet(problem.fleet)
 
 
 def quality_of_fleet(fleet: Sequence[JointFleet]) -> Quality:
-    """How well the coefficients of GPU types are known; never better than modelled."""
+    """Quality of the coefficients of GPU types; never better than modelled."""
     return weakest([Quality.MODELLED, *(each.gpu_type.profile.quality for each in fleet)])
 
 

@@ -1,4 +1,4 @@
-"""What the joint planner is asked: services with variants and floors, GPU types with clocks, one objective.
+"""Input of the joint planner: services with variants and floors, GPU types with clocks, one objective.
 
 A GPU type at each of its clocks is a *machine*. What a machine may hold are *items*: a variant of a service provided
 for a part of the service's rate. An item's demand for SMs follows from the queue in front of it, its joules from the
@@ -91,7 +91,7 @@ class JointService:
 
     @property
     def count(self) -> int:
-        """How many services it stands for."""
+        """Number of services it stands for."""
         return len(self.names) or 1
 
     def answered_by(self, variant: int) -> Workload:
@@ -192,7 +192,7 @@ class JointItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JointRequest:
-    """What is asked.
+    """Input of a joint plan.
 
     Attributes:
         services: What is served.
@@ -254,7 +254,7 @@ class JointProblem:
 
     @property
     def services(self) -> tuple[JointService, ...]:
-        """What is served."""
+        """The services."""
         return self.request.services
 
     @property
@@ -269,7 +269,7 @@ class JointProblem:
 
     @property
     def objective(self) -> PlanObjective:
-        """What is minimised."""
+        """The objective."""
         return self.request.objective
 
     @property
@@ -278,7 +278,7 @@ class JointProblem:
         return self.request.power_cap_w
 
     def copies(self, machine: int) -> IntArray:
-        """How many of each item one GPU may hold, int64[items]: more would serve more than the service's rate."""
+        """Most copies of each item on one GPU, int64[items]: more would serve more than the service's rate."""
         needed = [self.services[item.service].count * math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 

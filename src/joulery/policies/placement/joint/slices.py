@@ -1,4 +1,4 @@
-"""What MIG slices add to the joint problem: which processes may run on which slice, and how GPUs can be cut.
+"""MIG slices in the joint problem: the processes that may run on each slice, and the cuts of a GPU.
 
 Slices share neither SMs nor cache, so a cut GPU needs no search: rows of the master problem say that no more slices of
 a kind are used than the cuts provide. At given prices the best layout of a cut GPU is the best choice for each kind of
@@ -51,7 +51,7 @@ class SliceOption(NamedTuple):
 
 
 class SliceChoice(NamedTuple):
-    """What may run on slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
+    """A choice for slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
 
     model: str
     type: str
@@ -94,7 +94,7 @@ def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[Mig
 def slice_options(
     request: JointRequest, machines: Sequence[ClockedType], margins_of: Sequence[float]
 ) -> tuple[SliceOption, ...]:
-    """What may run on slices, without choices that another one of the same slice is better than at every rate.
+    """Options for slices, without those that another one of the same slice is better than at every rate.
 
     Where a service names its choices, all of those: one that runs is not to be stopped for an equal one.
 

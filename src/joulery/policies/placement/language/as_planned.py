@@ -1,4 +1,4 @@
-"""Whether engines that run are those of a plan, as far as they say what they are."""
+"""Comparison of running engines with those of a plan, as far as they report what they are."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _check(name: str, planned: Sequence[PlannedEngine], says: ServedModel) -> En
 
 
 def _differences(each: PlannedEngine, says: ServedModel) -> tuple[str, ...]:
-    """What is not as planned; empty words for what is, or is not known."""
+    """Differences from the plan; empty words for what is as planned, or is not known."""
     differs = says.precision and says.precision != each.precision and says.precision in _PRECISIONS
     return (
         f"spreads over {says.gpus} GPUs, planned {each.gpus}" if says.gpus not in (None, each.gpus) else "",

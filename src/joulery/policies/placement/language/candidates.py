@@ -1,4 +1,4 @@
-"""What one replica of a variant on GPUs of a type can serve within the SLOs, by requests at once."""
+"""Rates that one replica of a variant on GPUs of a type can serve within the SLOs, by requests at once."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReplicaCandidate:
 
 
 class RefusedGroup(NamedTuple):
-    """Why a group serves nothing.
+    """A group that serves nothing, and the reason.
 
     Attributes:
         group: What would run where.

@@ -1,4 +1,4 @@
-"""How many replicas of each kind, and what share of the requests each gets: an integer program with a bound.
+"""Number of replicas of each kind and their shares of the requests: an integer program with a bound.
 
 The objective of a replica over its rate is replaced by a line below it: the chord from no requests to its greatest
 rate, lowered until it lies below the objective on a grid of rates. So the optimum of the program is no more than the
@@ -39,7 +39,7 @@ class ReplicaLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaShare:
-    """What the program chose of a candidate.
+    """Count and rate of a candidate in the program's solution.
 
     Attributes:
         candidate: The replica.
@@ -124,7 +124,7 @@ def solve_replicas(
 def pool_prices(
     lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int]
 ) -> dict[str, float]:
-    """What one more GPU of each type would save where fractions of replicas could be had; from 0.
+    """Saving of one more GPU of each type where fractions of replicas could be had; from 0.
 
     Args:
         lines, rates_rps, available: As for :func:`solve_replicas`.

@@ -1,4 +1,4 @@
-"""What requests, GPUs, milliseconds and quality are worth in a plan for language models: the duals, and their proof.
+"""Prices of requests, GPUs, milliseconds and quality in a plan for language models: the duals, and their proof.
 
 At given prices of GPUs a request a second is worth the least that any candidate serves it for: its slope, and its fixed
 part spread over its greatest rate. So any prices of GPUs prove a bound, and those of the relaxation the best.
@@ -60,7 +60,7 @@ def price_proof(
 
 
 def _price(line: ReplicaLine, pools: Mapping[str, float]) -> float:
-    """What a candidate serves a request a second for, in fractions of replicas."""
+    """Price at which a candidate serves a request a second, in fractions of replicas."""
     candidate = line.candidate
     fixed = line.fixed + candidate.group.gpus * pools.get(candidate.group.gpu.name, 0.0)
     return line.slope + fixed / candidate.rate_rps
@@ -69,7 +69,7 @@ def _price(line: ReplicaLine, pools: Mapping[str, float]) -> float:
 def _looser_slos(
     service: LanguageService, lines: Sequence[ReplicaLine], pools: Mapping[str, float], rules: LanguageRules
 ) -> list[LooserLimit]:
-    """What a tenth more time would save, for each SLO that costs anything."""
+    """Savings of a tenth more time, for each SLO that costs anything."""
     nearest = sorted(lines, key=lambda each: _price(each, pools))[:_NEAREST]
     now = _price(nearest[0], pools)
     found = []
@@ -106,7 +106,7 @@ def _looser_quality(
     pools: Mapping[str, float],
     rules: LanguageRules,
 ) -> list[LooserLimit]:
-    """What variants of less quality would save, each that is better than those of more; the best quality first."""
+    """Savings of variants of less quality, each better than those of more; the best quality first."""
     found: list[LooserLimit] = []
     mine = [each for each in barred if each.group.service.name == service.name]
     least = now * (1 - _WORTH_SAYING)

@@ -263,7 +263,7 @@ def _replicas(part: ServedReplicas, simulated_s: tuple[tuple[str, float], ...] =
 
 
 def _infeasible(service: LanguageService, refused: Sequence[RefusedGroup]) -> InfeasibleError:
-    """Which SLO binds, and what comes nearest."""
+    """The error that names the binding SLO, and what comes nearest."""
     if not refused:
         return InfeasibleError(
             f"{service.name}: no GPU type has as many GPUs as a replica needs",

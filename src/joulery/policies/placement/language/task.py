@@ -1,4 +1,4 @@
-"""What a plan for language models has to keep and may choose."""
+"""Input of a plan for language models: services, GPU types, and the rules of planning."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LanguageGpu(NamedTuple):
 
 
 class LanguageRules(NamedTuple):
-    """How to plan.
+    """Rules of planning.
 
     Attributes:
         objective: ``carbon``, ``energy`` or ``cost``.

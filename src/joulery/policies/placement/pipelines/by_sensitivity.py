@@ -1,4 +1,4 @@
-"""Which partition goes to which device, so that what shares a device can share a clock.
+"""Placement of partitions on devices by clock sensitivity, so that what shares a device can share a clock.
 
 ``place_partitions`` is the greedy of μ-Serve (ATC'24, section 3.2, Alg. 2) with its slips mended: bins exist from the
 start, the best score starts at minus infinity, distinct devices are counted, a partition that fits nowhere is an
@@ -46,7 +46,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """What a placement must respect.
+    """Constraints on a placement.
 
     Attributes:
         capacity_bytes: Free memory of each device.
@@ -75,11 +75,11 @@ class _Bins:
         return cls(limits, np.array(limits.capacity_bytes, float), np.zeros(n), np.zeros(n), {})
 
     def fits(self, partition: Partition) -> BoolArray:
-        """Which devices have the memory, bool[devices]."""
+        """Mask of the devices that have the memory, bool[devices]."""
         return np.asarray(self.free >= partition.memory_bytes - _ROUNDING * np.array(self.limits.capacity_bytes))
 
     def admits(self, partition: Partition) -> BoolArray:
-        """Which devices have the memory and respect the model's device limit, bool[devices]."""
+        """Mask of the devices that have the memory and respect the model's device limit, bool[devices]."""
         fits = self.fits(partition)
         used = self.devices_of.get(partition.model, {})
         if len(used) >= self.limits.devices_per_model:

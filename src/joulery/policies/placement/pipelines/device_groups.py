@@ -1,4 +1,4 @@
-"""How a fleet can be cut into groups of devices, and how a group runs a model (AlpaServe, section 4.2)."""
+"""Groupings of a fleet's devices, and the shape in which a group runs a model (AlpaServe, section 4.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SHARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How every model of a group runs: in so many stages, each on so many devices.
+    """Shape in which every model of a group runs: so many stages, each on so many devices.
 
     Attributes:
         stages: Pipeline stages.

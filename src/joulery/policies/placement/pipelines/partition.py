@@ -179,7 +179,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRules:
-    """How models are cut.
+    """Rules for cutting models.
 
     Attributes:
         threshold: Distance from a cluster's mean score at which Alg. 1 begins a new one.

@@ -39,7 +39,7 @@ class PlacedStages:
 
     @classmethod
     def of(cls, hosting: Hosting, stages: Mapping[Shape, Cuts], task: Task) -> PlacedStages:
-        """What a search found, stage k of every model on device k of its group."""
+        """The result of a search, stage k of every model on device k of its group."""
         clocks = task.cuts[0].profile.clocks_mhz
         replicas: list[Replica] = []
         parts: list[tuple[Stage, ...]] = []

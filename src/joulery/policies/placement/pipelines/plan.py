@@ -138,7 +138,7 @@ def _cut(workload: Workload, profiles: Mapping[str, ClockProfile], rules: Partit
 
 
 def _table(task: Task, shape: Shape) -> tuple[ShapeTable, Cuts]:
-    """How every model runs in a shape."""
+    """Time and memory of every model in a shape."""
     known: dict[str, tuple[Stage, ...] | None] = {}
     for cut in task.cuts:
         if cut.profile.model not in known:

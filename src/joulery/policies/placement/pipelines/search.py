@@ -1,4 +1,4 @@
-"""Which models on which group: simulator-guided greedy and beam search (AlpaServe, OSDI'23, section 4.2, Alg. 1 and 2).
+"""Placement of models on groups: simulator-guided greedy and beam search (AlpaServe, OSDI'23, section 4.2, Alg. 1, 2).
 
 Greedy: simulate; give the model with most unserved requests to the group that serves least and has the memory; again.
 Beam: try every addition, keep the best few. The score is the share answered in time, then a low latency, then replicas.
@@ -26,7 +26,7 @@ from joulery.policies.placement.pipelines.device_groups import Grouping, Shape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTable:
-    """How every model runs in groups of one shape.
+    """Time and memory of every model in groups of one shape.
 
     Attributes:
         stage_s: Time of each stage, float64[models, stages]; infinite where the model cannot run in this shape.
@@ -39,7 +39,7 @@ class ShapeTable:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the recursion adds to the stages (AlpaServe's calibration by default).
+    """Overheads of the recursion on top of the stages (AlpaServe's calibration by default).
 
     Attributes:
         stage_ratio: Relative slowdown of each stage for every stage of the pipeline.
@@ -52,7 +52,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hosting:
-    """Which group hosts which model.
+    """Assignment of models to groups.
 
     Attributes:
         grouping: The groups.
@@ -74,7 +74,7 @@ class Hosting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundPipelines:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         hosting: The placement.
@@ -107,7 +107,7 @@ class PlacementSearch:
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return len(self.workload.slo_s)
 
     def best(self, groupings: Sequence[Grouping], *, beam: int = 0) -> FoundPipelines:

@@ -23,7 +23,7 @@ _BLOCK = 64
 
 
 class Cut(StrEnum):
-    """How a tensor lies on the devices of a stage."""
+    """Distribution of a tensor over the devices of a stage."""
 
     WHOLE = "whole"
     """Each device has all of it."""
@@ -35,7 +35,7 @@ class Cut(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects two devices.
+    """Connection between two devices.
 
     Attributes:
         bandwidth: Bytes a second each way.

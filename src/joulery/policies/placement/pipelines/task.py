@@ -1,4 +1,4 @@
-"""What is to be planned: services whose models can be cut, the GPUs, the rules."""
+"""A pipeline planning task: services whose models can be cut, the GPUs, the rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DeviceType:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRules:
-    """What a plan has to keep and may choose.
+    """Constraints and choices of a plan.
 
     Attributes:
         partition: How models are cut.

@@ -1,4 +1,4 @@
-"""Which GPUs of a live pool each service runs on: GPUs of its own, or its slices of a GPU that several share.
+"""GPU groups of a live pool by service: GPUs of its own, or its slices of a GPU that several share.
 
 The rules are plain, so that a person can foresee them: what a service names is its own; the others get equal parts of
 the GPUs that none names, in the order of the site file. How many GPUs a service *needs* is what ``joulery plan`` says.

@@ -179,7 +179,7 @@ def _add_service_columns(model: Any, problem: PoolProblem, service: PoolService,
 
 
 def _add_flows(model: Any, service: PoolService, edges: Edges, box: Box, tight: float, start: int, near: float) -> None:
-    """What the demand, the accuracy, the latency and the box ask of a service's instances and flows."""
+    """Add the constraints of the demand, the accuracy, the latency and the box on a service's instances and flows."""
     least_s, most_s = (service_s(service, edges, busy) for busy in (near * (box.busy[0] - 1.0), box.busy[1]))
     (idle_from, idle_to), count = box.wait_s, len(edges)
     instances, flows = list(range(start, start + count)), list(range(start + count, start + 2 * count))

@@ -108,7 +108,7 @@ class Pools:
         return bool(fresh)
 
     def _excess(self, pool: Pool) -> float:
-        """How far limits are exceeded, relative and summed; 0 when all are kept."""
+        """Excess over limits, relative and summed; 0 when all are kept."""
         over = 0.0
         for metrics, service, tight in zip(pool.metrics, self._problem.services, self._tight, strict=True):
             over += max(0.0, min(metrics.latency_s, 1e6) / (tight * service.limit_s) - 1.0)
@@ -155,7 +155,7 @@ def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> t
 def predicted(
     service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray, gpus: Sequence[int]
 ) -> list[TrialMetrics]:
-    """What a service shows with each row of instances, in closed form; nothing serves where there is none.
+    """Predicted metrics of a service with each row of instances, in closed form; nothing serves where there is none.
 
     Args:
         service: The service.
@@ -185,7 +185,7 @@ def predicted(
 
 
 def cost_w(problem: PoolProblem, metrics: Sequence[TrialMetrics]) -> float:
-    """What the problem minimises."""
+    """Value of the problem's objective."""
     return math.fsum(
         service.rate_rps
         * (

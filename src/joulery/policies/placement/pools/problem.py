@@ -1,4 +1,4 @@
-"""What the column optimiser is asked: GPUs that can be cut, services that can run on the slices, what is worth what.
+"""Input of the column optimiser: GPUs that can be cut, services that can run on the slices, prices.
 
 A column is a layout of one GPU: how it is cut (and at which clock it runs) and which variant of which service is on
 each slice. MIG slices do not disturb one another, so layouts of the same cut differ only in what their instances add,
@@ -106,7 +106,7 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem:
-    """What is to be planned.
+    """Input of a pool plan.
 
     Attributes:
         machines: GPU types, at each clock that may be chosen.
@@ -134,7 +134,7 @@ class PoolProblem:
 
     @property
     def available(self) -> dict[str, int | None]:
-        """How many GPUs there are of each type."""
+        """Number of GPUs of each type."""
         return {machine.gpu: machine.available for machine in self.machines}
 
 

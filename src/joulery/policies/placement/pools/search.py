@@ -36,7 +36,7 @@ Judge = Callable[[int, Used, float], TrialMetrics]
 
 @dataclass(frozen=True, slots=True)
 class PoolEffort:
-    """How hard to try; counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         boxes: Relaxations solved in a search, at most.
@@ -77,7 +77,7 @@ class PoolPlan:
 
     @property
     def gap_ratio(self) -> float:
-        """How much dearer the pool is than the bound, as a ratio of its own cost; 0 or more."""
+        """Excess cost of the pool over the bound, as a ratio of its own cost; 0 or more."""
         return 1.0 - self.bound_w / self.pool.cost_w if self.pool.cost_w > 0 else 0.0
 
     @property
@@ -88,7 +88,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """What one search found: pools that keep every limit in closed form, cheapest first, and the bound."""
+    """Result of one search: pools that keep every limit in closed form, cheapest first, and the bound."""
 
     pools: tuple[Pool, ...]
     bound_w: float
@@ -271,7 +271,7 @@ def _accuracy_alone(problem: PoolProblem) -> PoolProblem:
 
 
 def infeasible(problem: PoolProblem, effort: PoolEffort) -> InfeasibleError:
-    """Why there is no pool, and the most accurate one that keeps the latency limits."""
+    """The error where there is no pool, with the most accurate one that keeps the latency limits."""
     loose = _accuracy_alone(problem)
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     found = _search(loose, edges, [1.0] * len(edges), effort)

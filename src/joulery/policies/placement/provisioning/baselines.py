@@ -1,4 +1,4 @@
-"""What iGniter is compared with: FFD+, FFD++, GSLICE+ and gpu-lets+ (section 5.1), on the same predictor.
+"""Baselines of iGniter: FFD+, FFD++, GSLICE+ and gpu-lets+ (section 5.1), on the same predictor.
 
 The paper describes them in words and its scripts for two of them no longer run, so these are readings of the words:
 

@@ -47,7 +47,7 @@ _WIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to try. Counts of work rather than seconds, so that the same input gives the same plan.
+    """Limits on the work of a search: counts rather than seconds, so that the same input gives the same plan.
 
     Attributes:
         patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
@@ -69,7 +69,7 @@ class Effort:
 
 
 class Found(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         patterns: Patterns worth more than the threshold, the most valuable first.
@@ -188,7 +188,7 @@ class Pricer:
         needed: IntArray,
         room: IntArray,
     ) -> tuple[IntArray, IntArray]:
-        """What newcomers need and what room is left once the pattern is worth the threshold.
+        """Needs of newcomers, and the room that is left once the pattern is worth the threshold.
 
         Only completions worth ``missing`` more matter, and those bring at least so much power, cache use and so many
         processes as the cheapest of the allowed items do for their value.
@@ -328,7 +328,7 @@ class Generator:
         return self._farley(relaxation, scale), added > 0
 
     def _farley(self, relaxation: Relaxation, scale: float) -> float:
-        """What no plan costs less than, when no pattern is worth more than its GPU at the values times ``scale``."""
+        """Lower bound of a plan's cost, when no pattern is worth more than its GPU at the values times ``scale``."""
         most = np.array([0.0 if high is None else float(high) for _, high in self._ranges])
         least = np.array([float(low) for low, _ in self._ranges])
         rebates = relaxation.rebates

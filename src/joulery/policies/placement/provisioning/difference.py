@@ -1,4 +1,4 @@
-"""What changes from one plan to the next.
+"""Changes from one plan to the next.
 
 A *move* is a process that runs in both plans and would run on another GPU. Starting a new process, stopping one, and
 changing a share or batch in place are counted apart: they interrupt no request.
@@ -29,7 +29,7 @@ def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
 
 
 def difference(old: Sequence[RunningGpu], new: Sequence[RunningGpu]) -> PlanDifference:
-    """What changes from one plan to another, GPUs matched so that the fewest processes move."""
+    """Changes from one plan to another, GPUs matched so that the fewest processes move."""
     same_gpu = _matched(old, new)
     was = {(p.workload, p.replica): (index, p) for index, gpu in enumerate(old) for p in gpu.processes}
     changes: list[ProcessChange] = []

@@ -99,7 +99,7 @@ class Placed:
 
 
 class BatchLimit(NamedTuple):
-    """What a batch of a process may take.
+    """Time limit of a batch of a process.
 
     Attributes:
         limit_ms: From loading to feedback.
@@ -183,7 +183,7 @@ def process(model: ModelCoefficients, batch: int, limit_ms: float, limit_alone_m
 
 
 def units_of(gpu: GpuCoefficients) -> int:
-    """How many units a whole GPU has."""
+    """Number of units of a whole GPU."""
     return math.floor(100.0 / gpu.unit_percent + 1e-9)
 
 
@@ -292,7 +292,7 @@ def alone(profile: InterferenceProfile, model: ModelCoefficients, batch: int, sh
 def predict(
     gpus: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], limit_of: LimitOf
 ) -> tuple[PlannedGpu, ...]:
-    """What the model says of every GPU and its processes (Eqs. 1-11), held against what a batch may take.
+    """Model predictions for every GPU and its processes (Eqs. 1-11), compared with the limits of batches.
 
     Args:
         gpus: The GPUs; empty ones are left out.

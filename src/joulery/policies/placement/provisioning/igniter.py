@@ -45,7 +45,7 @@ _ROUNDING = 1e-9
 
 
 class Size(NamedTuple):
-    """What Theorem 1 says a part needs when it is alone.
+    """Size of a part when it is alone, by Theorem 1.
 
     Attributes:
         batch: b_appr (Eq. 17).

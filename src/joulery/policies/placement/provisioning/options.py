@@ -1,4 +1,4 @@
-"""What a plan has to keep, and the ways to serve a service within that: replicas, and batches on each GPU type.
+"""Rules of a plan, and the ways to serve a service within them: replicas, and batches on each GPU type.
 
 Services that are alike (same model, SLO, rate and arrivals) form one class and are planned as one.
 """
@@ -39,7 +39,7 @@ _MORE_REPLICAS = 2
 
 
 class Accounting(StrEnum):
-    """How much of the SLO a batch may take when requests come evenly spaced."""
+    """Part of the SLO that a batch may take when requests come evenly spaced."""
 
     HALF_SLO = "half-slo"
     """Half of it, whatever the batch waits for (the paper's constraint 14)."""
@@ -48,7 +48,7 @@ class Accounting(StrEnum):
 
 
 class FailureDomain(StrEnum):
-    """What no two replicas of a service may share."""
+    """Resource that no two replicas of a service may share."""
 
     NONE = "none"
     """Nothing: replicas may be on one GPU."""
@@ -59,7 +59,7 @@ class FailureDomain(StrEnum):
 
 
 class Balancer(StrEnum):
-    """How the requests of a service reach its replicas."""
+    """Distribution of a service's requests over its replicas."""
 
     TURNS = "turns"
     """In strict turns: every gap of a replica is the sum of as many gaps as there are replicas."""
@@ -69,7 +69,7 @@ class Balancer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What preset ``best`` may choose, and what it has to keep.
+    """Choices and constraints of preset ``best``.
 
     Attributes:
         accounting: How much of the SLO a batch may take. Random arrivals are accounted for as a queue instead.
@@ -358,7 +358,7 @@ def limit_ms(
     shared: bool,
     known: KnownLimits | None = None,
 ) -> float:
-    """What the execution of a full batch (t_gpu) may take for latency and throughput to be kept.
+    """Time limit of the execution of a full batch (t_gpu) that keeps latency and throughput.
 
     Evenly spaced requests wait for a full batch: constraints 13 and 14 of the paper, or the full SLO. Random ones are
     served as many as have gathered; the limit is where the SLO quantile of the waiting and serving time meets the
@@ -398,7 +398,7 @@ def limit_ms(
 
 
 def batch_limit_ms(rules: Rules, workload: Workload, stream: RequestStream, batch: int) -> float:
-    """What a batch of evenly spaced requests may take from loading to feedback (t_inf)."""
+    """Time limit of a batch of evenly spaced requests from loading to feedback (t_inf)."""
     if rules.accounting is Accounting.HALF_SLO:
         return slo_ms(workload) / 2
     return slo_ms(workload) - (batch - 1) * 1000.0 / stream.rate_rps
@@ -434,7 +434,7 @@ def batch_shape(gpu: GpuCoefficients, model: ModelCoefficients, batch: int) -> l
 
 
 class BatchLimits:
-    """What a batch may take from loading to feedback, margins left out; worked out once for equal processes."""
+    """Time limits of batches from loading to feedback, margins left out; worked out once for equal processes."""
 
     def __init__(self, workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> None:
         self._workloads, self._types = workloads, types

@@ -1,4 +1,4 @@
-"""Which replicas fit on one GPU together, and how little they could possibly need there.
+"""Replicas that fit on one GPU together, and a lower bound of the units they need there.
 
 Two answers to the same question. :meth:`Packing.fit` finds batches and shares that are within every SLO: what it
 returns can be run. :meth:`Packing.least` bounds from below the units that *any* choice of batches needs: what it rules
@@ -276,7 +276,7 @@ class Packing:
 
 
 def _rivals(items: Sequence[Item]) -> npt.NDArray[np.bool_] | None:
-    """Which items are replicas of one service that must not share a GPU; an item is a rival of its own copies."""
+    """Pairs of replicas of one service that must not share a GPU; an item is a rival of its own copies."""
     if not any(item.apart for item in items):
         return None
     kind, apart = np.array([item.kind for item in items]), np.array([item.apart for item in items])
@@ -447,7 +447,7 @@ class Problem:
 
     @property
     def ranges(self) -> list[Range]:
-        """How many GPUs of each type there may be."""
+        """Range of the number of GPUs of each type."""
         return [(0, gpu_type.available) for gpu_type in self.types]
 
 

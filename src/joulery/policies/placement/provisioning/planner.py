@@ -147,7 +147,7 @@ def _predicted(
 
 
 def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
-    """What no plan costs less than, services uncut where they can be: the baseline of policies that prove nothing.
+    """Lower bound of any plan's cost, services uncut where they can be: the baseline of policies that prove nothing.
 
     Exact for a few services; the sum of the shares needed alone for many.
 

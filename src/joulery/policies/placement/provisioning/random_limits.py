@@ -1,4 +1,4 @@
-"""What a batch of random requests may take: the time at which just the required part of them is within the SLO.
+"""Longest time of a batch of random requests that keeps the required part of them within the SLO.
 
 The time is sought in steps of a thousandth of the longest there could be. Where a like one was found before, at a rate
 hardly different, the search begins there; it ends at the same step wherever it begins.
@@ -94,7 +94,7 @@ def random_limit_ms(
 
 
 class _Queue(NamedTuple):
-    """What :func:`random_limit_ms` is asked about."""
+    """Input of :func:`random_limit_ms`."""
 
     rate_rps: float
     scv: float

@@ -39,7 +39,7 @@ class Period(NamedTuple):
 
     @property
     def hours(self) -> float:
-        """How long it lasts."""
+        """Its length, hours."""
         return (self.until_s - self.from_s) / _S_PER_H
 
 
@@ -77,12 +77,12 @@ class SeriesPlan:
 
     @property
     def usd(self) -> float:
-        """What the series costs, period by period."""
+        """Cost of the series, period by period."""
         return math.fsum(each.plan.usd_per_hour * each.period.hours for each in self.periods)
 
     @property
     def peak_usd(self) -> float:
-        """What it costs to keep the peak's fleet all the time."""
+        """Cost of keeping the peak's fleet all the time."""
         return self.peak.usd_per_hour * math.fsum(each.period.hours for each in self.periods)
 
     @property

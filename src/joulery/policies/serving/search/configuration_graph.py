@@ -152,7 +152,7 @@ def one_gpu(menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge] =
 
 
 def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
-    """How likely the published search proposes each configuration: a partition, then a variant for each of its slices.
+    """Odds of each configuration in the published search: a partition, then a variant for each of its slices.
 
     Partitions are sampled evenly, one of them twice, and so are strings of variants: configurations of few
     slices are proposed far more often than those of many. Strings with an edge the space does not have never occur.
@@ -177,7 +177,7 @@ def published_odds(space: GraphSpace, menu: MigMenu) -> FloatArray:
 def summed_odds(
     total: GraphSpace, one: GraphSpace, odds: FloatArray, other: GraphSpace, others: FloatArray
 ) -> FloatArray:
-    """How likely each sum of two GPUs' configurations is proposed when each GPU's own is sampled by its odds.
+    """Odds of each sum of two GPUs' configurations when each GPU's own is sampled by its odds.
 
     Args:
         total: ``one.plus(other)``.

@@ -96,7 +96,7 @@ def slice_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
 
 
 def size_of(piece: Slice) -> int:
-    """How large a slice is among its kind: cores, compute slices, percent of the SMs, or 1 for a whole GPU."""
+    """Size of a slice among its kind: cores, compute slices, percent of the SMs, or 1 for a whole GPU."""
     if piece.kind is SliceKind.CPU:
         return piece.cores
     if piece.kind is SliceKind.MPS:

@@ -24,7 +24,7 @@ _CENTRES = 3
 
 @dataclass(frozen=True, slots=True)
 class LearningBudget:
-    """When to stop.
+    """Stopping rules of a search.
 
     Attributes:
         least_gain: Expected gain of the objective that a trial must have ...

@@ -207,7 +207,7 @@ class TrialSearch:
         return max(self.accuracy_ratio[name] for name in self.baseline.counts)
 
     def propose(self, goals: ServiceObjectives, state: ServiceState) -> tuple[Layout | None, ServiceState]:
-        """What to try next, None when nothing is worth a trial; and the state with the random numbers used."""
+        """The next layout to try, None when nothing is worth a trial; and the state with the random numbers used."""
         baseline = self.baseline_of(state)
         if baseline is None:
             return self._next_baseline(state), state
@@ -220,7 +220,7 @@ class TrialSearch:
         return None if row is None else space.layout(row), replace(state, random_after=RandomState.of(search.random))
 
     def choose(self, goals: ServiceObjectives, state: ServiceState, g_per_kwh: float) -> MeasuredLayout | None:
-        """What a search that ends settles on; None where nothing that was measured keeps the objectives."""
+        """The layout that a search settles on; None where nothing that was measured keeps the objectives."""
         baseline = self.baseline_of(state)
         if not self.as_published or self.method == LEARNING or baseline is None:
             return self.best(goals, state, g_per_kwh)
@@ -276,7 +276,7 @@ class TrialSearch:
         ).layout
 
     def cause(self, goals: ServiceObjectives, state: ServiceState, seen: Observation) -> tuple[str, str] | None:
-        """Why to begin a search, as a word and a phrase: enough requests for a first one, or a violated objective."""
+        """Cause of a new search, as a word and a phrase: enough requests for a first one, or a violated objective."""
         sample, budget = seen.sample, self.budget
         if self.baseline_of(state) is None:
             if state.deferred or sample is None or not sample.suffices(budget.min_requests):
@@ -371,7 +371,7 @@ class TrialSearch:
 
     @staticmethod
     def _shown(space: LayoutSpace, known: Sequence[MeasuredLayout], limit_s: float) -> dict[int, TrialMetrics]:
-        """What a search is given of measured layouts, by row; without those it may not try."""
+        """Metrics of measured layouts for a search, by row; without those it may not try."""
         return {row: item.for_search(limit_s) for item in known if (row := space.row(item.layout)) is not None}
 
     def _start(

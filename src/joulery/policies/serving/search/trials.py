@@ -20,7 +20,7 @@ _UNBOUNDED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TrialBudget:
-    """What one search may spend on trials.
+    """Trial budget of one search.
 
     Attributes:
         count: Trials.
@@ -48,7 +48,7 @@ class TrialBudget:
 
 
 class Verdict(StrEnum):
-    """What a sample says about its layout."""
+    """Verdict of a sample on its layout."""
 
     WITHIN = "within"
     """The interval lies within the SLO."""
@@ -116,7 +116,7 @@ class MeasuredLayout:
 
 
 def judge(sample: Sample, limit_s: float, budget: TrialBudget, *, time_is_up: bool) -> Verdict | None:
-    """What a sample says about its layout; None while more requests are needed.
+    """The verdict of a sample on its layout; None while more requests are needed.
 
     Args:
         sample: The trial so far.

@@ -1,4 +1,4 @@
-"""Which of several language models answers: Clover's objective, a request at a time, within an SLO.
+"""Request shares of several language models: Clover's objective, a request at a time, within an SLO.
 
 The models of a family answer the same requests with different accuracy and joules: a large and a small one, or two
 precisions. All of them run; only the shares of the requests change. So what is saved are joules of requests, not the
@@ -39,7 +39,7 @@ _BETTER = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ModelSeen:
-    """What is observed of one model.
+    """Observation of one model.
 
     Attributes:
         name: The model.
@@ -62,7 +62,7 @@ class ModelSeen:
 
 @dataclass(frozen=True, slots=True)
 class FamilySeen:
-    """What is observed of a family.
+    """Observation of a family.
 
     Attributes:
         now_s: Unix seconds.
@@ -96,7 +96,7 @@ class FamilySeen:
 
 @dataclass(frozen=True, slots=True)
 class FamilyState:
-    """What the policy remembers.
+    """State of the policy.
 
     Attributes:
         shares: The shares decided on; empty before the first decision.

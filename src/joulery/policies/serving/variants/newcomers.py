@@ -64,7 +64,7 @@ def first_share(slo: Slo, rate_rps: float, variants: int) -> float:
 
 
 def slow(seen: Observation, names: Sequence[str], slo: Slo) -> str:
-    """What shows that one of these variants is slower than the SLO, as a phrase; empty for nothing."""
+    """Evidence that one of these variants is slower than the SLO, as a phrase; empty for nothing."""
     for name in names:
         held_s = seen.held_s.get(name, 0.0)
         if held_s > slo.latency_s:

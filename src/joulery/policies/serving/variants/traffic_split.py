@@ -34,7 +34,7 @@ _AGAIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """What a split remembers.
+    """State of a split.
 
     Attributes:
         service: The state of the policy that chooses the partition.
@@ -129,7 +129,7 @@ class TrafficSplit:
         return Step(state, decisions, inner.wake_s)
 
     def queue_limit(self, state: SplitState, seen: Observation) -> QueueLimit | None:
-        """What may wait, as of a service with one variant; None for no limit."""
+        """Queue limit as of a service with one variant; None for no limit."""
         return self.policy.queue_limit(state.service, self._as_one(seen))
 
     def _judged(self, state: SplitState, seen: Observation) -> SplitState:

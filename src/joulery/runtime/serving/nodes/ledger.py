@@ -38,7 +38,7 @@ class PlacedNode:
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What is known of one node."""
+    """Account of one node."""
 
     name: str
     address: str

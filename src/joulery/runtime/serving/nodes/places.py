@@ -1,4 +1,4 @@
-"""Which nodes of a cluster replicas are placed on while others are empty."""
+"""Order of a cluster's nodes in which replicas are placed while others are empty."""
 
 from __future__ import annotations
 

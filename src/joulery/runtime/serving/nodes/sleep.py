@@ -34,7 +34,7 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SleepRule:
-    """When a node sleeps, and how.
+    """Sleep rule of a node.
 
     Attributes:
         name: Its name.
@@ -55,7 +55,7 @@ class SleepRule:
 
 @dataclass(frozen=True, slots=True)
 class SleepWorld:
-    """What is around the nodes.
+    """Environment of the nodes.
 
     Attributes:
         specs: Every replica now.

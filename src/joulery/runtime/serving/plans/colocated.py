@@ -39,7 +39,7 @@ def _colocated(one: RunningService, engine: Engine, queued: Sequence[QueuedReque
 
 
 def work_of(one: RunningService, engine: Engine, now_s: float) -> Work:
-    """What a service's requests take at the highest clock, by its profile; by its latest answers where it has none."""
+    """Work of a service's requests at the highest clock, by its profile; by its latest answers where it has none."""
     running = [view for view in engine.replicas() if view.spec.service == one.name and not view.spec.standby]
     rate_rps = one.window.rate_rps(now_s)
     recent = [record for record in one.window.since(now_s) if record.outcome is Outcome.OK]

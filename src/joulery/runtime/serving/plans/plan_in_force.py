@@ -58,7 +58,7 @@ class PlannedReplica:
         return self.standby if self.standby is not None and self.watched.key in active else self.original
 
     def processes(self, active: Collection[str], renewed: Collection[str] = ()) -> list[ReplicaSpec]:
-        """What runs: the process that answers, with a standby beside it.
+        """Its processes: the one that answers, with a standby beside it.
 
         Args:
             active: Instances whose standby answers.
@@ -135,7 +135,7 @@ class PlanInForce:
 
     @property
     def mixes(self) -> dict[str, VariantMix]:
-        """How the engine keeps those shares, by service."""
+        """Mixes with which the engine keeps those shares, by service."""
         return {name: mix_of(shares) for name, shares in self.variant_shares.items()}
 
     @property
@@ -318,7 +318,7 @@ def devices_for(
 
 
 def kinds_for(gpu: PlannedGpu) -> tuple[str, ...]:
-    """How a GPU of this machine may be divided to stand for one of a plan, the best first."""
+    """Divisions of a GPU of this machine that stand for one of a plan, the best first."""
     if gpu.sliced:
         return (MIG,)
     return (MPS, MIG) if all(each.slice for each in gpu.instances) else (MPS,)
@@ -334,7 +334,7 @@ def goes_on(old: PlannedGpu, new: PlannedGpu) -> bool:
 def kept_places(
     before: PlanInForce, gpus: Sequence[PlannedGpu], same_gpu: Sequence[int | None]
 ) -> dict[int, tuple[int, ...]]:
-    """Where GPUs of the next plan go on: where their processes are, or on a cut that has their slices already.
+    """Places where GPUs of the next plan go on: where their processes are, or on a cut that has their slices already.
 
     A GPU in use is never cut anew, for its processes would have to end first.
 
@@ -421,7 +421,7 @@ def _planned_replica(
 
 
 def delay_s(each: PlannedInstance) -> float:
-    """How long a live batch waits to fill: as planned; for a plan of evenly spaced requests, as long as they take.
+    """Time that a live batch waits to fill: as planned; for a plan of evenly spaced requests, as long as they take.
 
     A plan for evenly spaced requests lets them wait for a full batch. Live ones are never quite even: a batch that has
     waited that long goes as it is.

@@ -170,7 +170,7 @@ class PlanControl:
             self._note_layouts()
 
     async def _apply(self, plan: PlanInForce) -> str:
-        """Have the engine run a plan; the text says what changed and how long that took."""
+        """Run a plan in the engine; the text says what changed and how long that took."""
         specs = [spec for one in plan.replicas for spec in one.processes(plan.switched_s, plan.renewed)]
         # Every engine that runs plans steers requests: a plan takes the embedded one.
         cast(Steering, self._engine).set_next_mixes(plan.mixes)

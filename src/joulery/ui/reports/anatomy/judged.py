@@ -21,7 +21,7 @@ from joulery.ui.reports.anatomy.text import plain_table, print_titled
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How well one device's sensor resolves its operations.
+    """Resolution of one device's operations by its sensor.
 
     Attributes:
         device: Its name.
@@ -40,7 +40,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How far runs can be trusted.
+    """Confidence in runs.
 
     Attributes:
         names: Of the runs.

@@ -1,4 +1,4 @@
-"""What a reader must know about a tensor energy footprint, in words."""
+"""Notes for the reader of a tensor energy footprint, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = {
 
 
 def sight_notes(footprint: TensorFootprint) -> list[str]:
-    """How much of the energy belongs to operations that the sensor cannot resolve."""
+    """Share of the energy that belongs to operations that the sensor cannot resolve, in words."""
     attributed = footprint.attributed_j
     if not attributed > 0:
         return []

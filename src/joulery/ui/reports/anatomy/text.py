@@ -37,7 +37,7 @@ def print_titled(console: Console, title: str, table: Table) -> None:
 
 
 def as_text(print_to: Callable[[Console], None], *, width: int = WIDTH) -> bytes:
-    """What a function prints, as wide as the terminal, with its colours where there is one.
+    """Output of a function, as wide as the terminal, with its colours where there is one.
 
     Printed in one go: on a closed pipe rich would end the program by itself.
 

@@ -30,7 +30,7 @@ _POINTS = 120
 
 
 def envelope_view(envelope: Envelope) -> RenderableType:
-    """What is best at a few loads, by price; then how sure that is."""
+    """Best plans at a few loads, by price; then how sure that is."""
     shown = Table(box=None, pad_edge=False)
     for heading in _HEADINGS:
         shown.add_column(heading, justify="left" if heading == "plan" else "right")
@@ -40,7 +40,7 @@ def envelope_view(envelope: Envelope) -> RenderableType:
 
 
 def sentences(envelope: Envelope) -> list[str]:
-    """How many plans there are, how far look-ups may be off and where, what is proven."""
+    """Number of plans, the largest error of look-ups and its place, and what is proven."""
     loads, errors = envelope.loads, envelope.errors()
     found = [
         f"{len(envelope.plans)} plans for {len(loads)} loads from {loads[0]:g} to {loads[-1]:g} of the site's rates, "

@@ -56,7 +56,7 @@ def joint_facts(made: SitePlan, plan: ProvisionPlan) -> tuple[list[str], list[st
 
 
 def _looser(made: SitePlan, certificate: PlanCertificate) -> list[str]:
-    """What longer SLOs save: the difference of two plans each, the largest first."""
+    """Savings of longer SLOs: the difference of two plans each, the largest first."""
     lines, none = [], []
     for each in sorted(made.looser_slos, key=lambda one: -one.saved):
         longer = f"{each.service}: {si(each.looser_s, 's')} instead of {si(each.slo_s, 's')}"
@@ -146,7 +146,7 @@ def _table(plan: ProvisionPlan) -> Table:
 
 
 def _powers(plan: ProvisionPlan) -> Text:
-    """Where the watts go."""
+    """Power by part."""
     idle_w = math.fsum(gpu.idle_w for gpu in plan.gpus)
     host_w = math.fsum(gpu.host_w for gpu in plan.gpus)
     there_w = math.fsum(each.overhead_w for gpu in plan.gpus for each in gpu.instances)
@@ -158,7 +158,7 @@ def _powers(plan: ProvisionPlan) -> Text:
 
 
 def _moves(moves: PlanMoves) -> Text:
-    """What changes of the running plan."""
+    """Changes of the running plan."""
     return Text(
         f"{moves.moves} moves from the running plan: {moves.started} started, {moves.stopped} stopped, "
         f"{moves.changed} with another share or batch; {moves.opened} GPUs more, {moves.closed} fewer, "
@@ -184,7 +184,7 @@ def _simulated(made: SitePlan, certificate: PlanCertificate) -> Text | None:
 
 
 def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
-    """What binds, and what a change of each constraint is worth at the prices of the bound."""
+    """Binding constraints, and the worth of a change of each at the prices of the bound."""
     objective, lines = certificate.objective, []
     binding = plan.binding
     if binding is not None:

@@ -69,7 +69,7 @@ def language_page(plan: LanguagePlan, title: str) -> str:
 
 
 def _piece(each: LanguageReplicas, color: str) -> Piece:
-    """How full a replica's batch is."""
+    """Fill of a replica's batch."""
     share = min(each.in_flight / each.max_num_seqs, 1.0)
     labels = (f"{each.in_flight:.1f} of {each.max_num_seqs}", f"{each.in_flight:.0f}")
     return Piece(labels, share, color, f"{each.variant}: {each.in_flight:.1f} of {each.max_num_seqs} in flight")

@@ -42,7 +42,7 @@ def headline(plan: LanguagePlan) -> str:
 
 
 def bound_text(plan: LanguagePlan) -> str:
-    """How much better any plan could be."""
+    """Largest improvement that any plan could bring."""
     if plan.bound.gap_ratio <= 1e-6:
         return f"optimal among {plan.candidates} candidate replicas, within the predictor"
     return (
@@ -52,12 +52,12 @@ def bound_text(plan: LanguagePlan) -> str:
 
 
 def commands(plan: LanguagePlan) -> list[str]:
-    """What starts the replicas, one line a kind."""
+    """Commands that start the replicas, one line a kind."""
     return [f"{each.count} × on {each.gpus} × {each.gpu}: {each.command}" for each in plan.replicas]
 
 
 def judgement(plan: LanguagePlan) -> list[str]:
-    """What the simulation of each kind of replica gave, in words."""
+    """Results of the simulation of each kind of replica, in words."""
     lines = []
     for each in plan.replicas:
         limits = {part.name: part for part in each.parts}
@@ -125,7 +125,7 @@ def _alternatives(found: tuple[LanguageAlternative, ...]) -> Table:
 
 
 def explanation(plan: LanguagePlan) -> list[str]:
-    """What binds and what was assumed; one sentence each."""
+    """Binding constraints and assumptions; one sentence each."""
     lines = [_binding(each) for each in plan.replicas if each.parts]
     for each in plan.replicas:
         share = each.host_w / (each.power_w + each.host_w)
@@ -138,7 +138,7 @@ def explanation(plan: LanguagePlan) -> list[str]:
 
 
 def worth(plan: LanguagePlan) -> list[str]:
-    """What further requests, GPUs, looser limits and other models are worth; one sentence each."""
+    """Value of further requests, GPUs, looser limits and other models; one sentence each."""
     proof = plan.certificate
     if proof is None:
         return []

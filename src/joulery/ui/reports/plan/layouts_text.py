@@ -61,7 +61,7 @@ def _service_table(plan: LayoutPlan) -> Table:
 
 
 def bound_text(bound: LayoutBound, plan: LayoutPlan) -> str:
-    """How much better any plan could be."""
+    """Largest improvement that any plan could bring."""
     return (
         f"no pool costs less than {percent(1 - bound.gap_ratio)} of this one (closed form); "
         f"{percent(1 - bound.corrected_gap_ratio)} with its latencies corrected by the trials; "
@@ -70,7 +70,7 @@ def bound_text(bound: LayoutBound, plan: LayoutPlan) -> str:
 
 
 def explanation(plan: LayoutPlan) -> list[str]:
-    """What binds, and what other numbers of GPUs would cost; one sentence each."""
+    """Binding constraints, and the cost of other numbers of GPUs; one sentence each."""
     power = plan.power_w
     lines = [f"{percent(plan.idle_w / power)} of {si(power, 'W')} is idle power of GPUs that are on: why so few are"]
     for each in plan.services:

@@ -46,7 +46,7 @@ def headline(plan: ProvisionPlan) -> Text:
 
 
 def bound_text(plan: ProvisionPlan) -> Text:
-    """What is proven about the cost."""
+    """Proven facts about the cost."""
     bound = plan.bound
     assert bound is not None
     if plan.optimal:
@@ -183,7 +183,7 @@ def uncovered(error_ratio: float) -> Text:
 
 
 def explanation(plan: ProvisionPlan) -> Text:
-    """Why the plan looks as it does: what binds, and what every process pays for its neighbours."""
+    """Reasons for the plan: its binding constraint, and what every process pays for its neighbours."""
     lines = []
     tightest = plan.binding
     if tightest is not None:
@@ -234,7 +234,7 @@ _CHANGES = {"move": "migrated", "start": "started", "stop": "stopped", "resize":
 
 
 def difference_view(difference: PlanDifference) -> Text:
-    """What changes against the running plan, one process a line."""
+    """Changes against the running plan, one process a line."""
     words = [
         f"{difference.count(what)} {name}"
         for what, name in (

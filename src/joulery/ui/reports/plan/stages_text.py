@@ -45,7 +45,7 @@ def pipeline_violations(plan: PipelinePlan) -> Text:
 
 
 def pipeline_explanation(plan: PipelinePlan) -> Text:
-    """Why the plan looks as it does."""
+    """Reasons for the plan."""
     tight = plan.binding
     lines = [
         f"groups: {plan.grouping}",

@@ -1,4 +1,4 @@
-"""When a running joint plan is to be made again: rates, batches' times, or what a watt is worth, are not as planned.
+"""Triggers for making a running joint plan again: rates, batches' times, or the worth of a watt, not as planned.
 
 Rates are averaged over ``memory_s``. More load than planned for is urgent and waits for ``patience_s``; less load, and
 another carbon intensity, cost only money, so they wait for longer. A plan that was asked for and did not come into
@@ -25,7 +25,7 @@ _LONGEST_S = 3600.0
 
 
 class ServiceReading(NamedTuple):
-    """What one service saw lately.
+    """Recent readings of one service.
 
     Attributes:
         rate_rps: Requests a second.
@@ -65,7 +65,7 @@ class DriftObservation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WattPrice:
-    """What a watt is worth to a plan, against dollars and GPUs; it may move with the carbon intensity.
+    """Value of a watt to a plan, against dollars and GPUs; it may move with the carbon intensity.
 
     Attributes:
         per_w: Value of a watt that the plan was made with.
@@ -80,7 +80,7 @@ class WattPrice:
     why_fixed: str = ""
 
     def ratio(self, g_per_kwh: float) -> float:
-        """What a watt is worth at another intensity, against the plan's; NaN where either is unknown."""
+        """Value of a watt at another intensity, against the plan's; NaN where either is unknown."""
         if self.per_w <= 0:
             return 1.0
         return 1.0 + self.per_w_per_g * (g_per_kwh - self.g_per_kwh) / self.per_w
@@ -88,7 +88,7 @@ class WattPrice:
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """What the policy remembers.
+    """State of the policy.
 
     Attributes:
         seen_s: When it last looked; NaN before.
@@ -164,7 +164,7 @@ class PlanDrift:
         return cls(**fields, watt=watt, seen_s=or_nan(data["seen_s"]))
 
     def initial(self) -> DriftState:
-        """What the plan before has seen."""
+        """State carried over from the plan before."""
         return DriftState(seen_s=self.seen_s, rates_rps=dict(self.rates_rps), corrections=dict(self.corrections))
 
     def step(self, state: DriftState, observation: DriftObservation, /) -> Step[DriftState]:
@@ -190,7 +190,7 @@ class PlanDrift:
         )
 
     def _outside(self, state: DriftState, observation: DriftObservation) -> dict[str, str]:
-        """What is outside its band, with a sentence about it."""
+        """Readings outside their band, with a sentence on each."""
         band, found = self.band_ratio, dict[str, str]()
         ratios = {
             name: rate / self.planned_rps[name] for name, rate in state.rates_rps.items() if name in self.planned_rps
@@ -213,7 +213,7 @@ class PlanDrift:
         return found
 
     def _due(self, state: DriftState, out: Mapping[str, str], now_s: float) -> str:
-        """What to plan again for: the most urgent that has waited long enough; empty for nothing."""
+        """The cause to plan again for: the most urgent that has waited long enough; empty for nothing."""
         risen = any(
             rate > state.asked_rps.get(name, math.inf) * (1 + self.band_ratio) for name, rate in state.rates_rps.items()
         )

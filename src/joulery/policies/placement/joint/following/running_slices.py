@@ -111,7 +111,7 @@ def _narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
 
 
 def _excess(one: CertifiedSlice, proof: PlanCertificate) -> float:
-    """How little a slice is worth at the prices of a plan, for its part of a GPU; the most valuable first."""
+    """Negative worth of a slice at the prices of a plan, for its part of a GPU; the most valuable first."""
     floor = proof.floors_ratio.get(one.service, 0.0)
     gain = one.accuracy_ratio - floor if floor > 0 else 0.0
     price = proof.demand_price.get(one.service, 0.0) + proof.accuracy_price.get(one.service, 0.0) * gain

@@ -1,4 +1,4 @@
-"""What each running GPU may become: itself at any clock, without an instance, another pattern, or asleep.
+"""Successors of each running GPU: itself at any clock, without an instance, another pattern, or asleep.
 
 A running instance keeps its share and batch. What it provides for at today's rates follows from the limits that its
 part of the rate has: the one it was planned with, where its stream has not become burstier, or those of today's parts.
@@ -50,7 +50,7 @@ class RunningGroup(NamedTuple):
 
 
 class KeptLimits:
-    """What running instances may take at today's rates.
+    """Limits on running instances at today's rates.
 
     Args:
         problem: Today's problem.
@@ -88,7 +88,7 @@ class KeptLimits:
         return max(kept, default=(0.0, 0.0))
 
     def _planned(self, service: int, each: PlannedInstance, transfer_ms: float) -> list[tuple[float, float]]:
-        """What it was planned for, where that still holds."""
+        """Planned limits, where they still hold."""
         known, before = self.problem.services[service], self._before.get(each.workload, math.nan)
         same = math.isclose(each.slo_s, known.workload.slo.latency_s) and known.margin_ratio == 0
         if not same or not before > 0 or not math.isfinite(each.provided_rps):

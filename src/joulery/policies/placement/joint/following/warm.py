@@ -62,7 +62,7 @@ _UNSERVED = 1e3
 
 @dataclass(frozen=True, slots=True)
 class WarmEffort:
-    """How hard to try.
+    """Limits on the work of a search.
 
     Attributes:
         generation: Of column generation.
@@ -405,7 +405,7 @@ def choose(
     max_moves: int | None,
     effort: WarmEffort,
 ) -> tuple[dict[int, int], dict[Flow, float]]:
-    """How many GPUs go which way, by index of the choice, and the flows; nothing where not everything can be served."""
+    """Number of GPUs of each choice, by its index, and the flows; nothing where not everything can be served."""
     flows = list(dict.fromkeys(Flow(e.service, e.variant, c.machine) for c in choices for e in c.placed))
     rates = [each.workload.rate_rps for each in problem.services]
     model = new_model(gap_ratio=effort.gap_ratio, seconds=effort.seconds, nodes=effort.branchings)

@@ -1,4 +1,4 @@
-"""Which of several services that are alike gets which instances, and how many requests each of them."""
+"""Instances and requests of each of several services that are alike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """Who is served by an instance, its number among the service's, how many those are, and the requests it gets."""
+    """Service of an instance, its number among the service's, how many those are, and the requests it gets."""
 
     name: str
     replica: int

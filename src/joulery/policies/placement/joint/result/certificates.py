@@ -1,4 +1,4 @@
-"""What a joint plan exports so that others can prove its bound: prices, joules, patterns."""
+"""Certificate of a joint plan, from which others can prove its bound: prices, joules, patterns."""
 
 from __future__ import annotations
 

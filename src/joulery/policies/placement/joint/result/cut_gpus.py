@@ -54,7 +54,7 @@ def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedG
 def _spread(
     problem: JointProblem, whole: JointSolution, at: int, waiting: Mapping[tuple[int, int], list[PlacedSlice]]
 ) -> list[list[PlacedSlice]]:
-    """What runs on each GPU of one cut, no two instances of a service on one; takes it from ``waiting``."""
+    """Instances on each GPU of one cut, no two of a service on one; takes them from ``waiting``."""
     cut, gpus = problem.cuts[at], whole.cuts[at]
     placed: list[PlacedSlice] = []
     edges: list[tuple[int, int]] = []
@@ -151,7 +151,7 @@ def _instance(problem: JointProblem, menu: MigMenu, one: SliceOption, rate_rps: 
 
 
 def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
-    """What may run on slices, for the certificate."""
+    """The choices for slices, for the certificate."""
     found = []
     for one in problem.slices:
         service, held = problem.services[one.service], problem.machines[one.machine]

@@ -1,4 +1,4 @@
-"""What processes need in boxes of neighbourhoods at least, and what that costs at prices of a GPU's resources."""
+"""Least resource use of processes in boxes of neighbourhoods, and its cost at prices of a GPU's resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Pac
 
 
 class BoxUses(NamedTuple):
-    """What a process needs in each box at least: float64[sizes, boxes, items]; memory as a ratio, float64[items].
+    """Least needs of processes in each box: float64[sizes, boxes, items]; memory as a ratio, float64[items].
 
     Where it does not fit it needs 0 units, and ``barred``, which is 0 elsewhere, is infinite.
     """
@@ -64,7 +64,7 @@ class BoxedServices(NamedTuple):
     alone_usd: FloatArray
 
     def uses(self, index: int, boxes: Boxes) -> BoxUses:
-        """What they need in boxes of one type."""
+        """Their needs in boxes of one type."""
         table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
         slope, offset_w, cache_slope, cache_offset, _ = per_item
         # The last size of the table stands for several copies; here each process has a size of its own.

@@ -32,7 +32,7 @@ class Exchangeable(NamedTuple):
     values: FloatArray
 
     def worth(self, pattern: Pattern) -> float:
-        """What a pattern is worth."""
+        """Worth of a pattern."""
         return float(self.values[list(pattern)].sum())
 
     def neighbours(self, patterns: Sequence[Pattern], least: float, most: float) -> list[Pattern]:

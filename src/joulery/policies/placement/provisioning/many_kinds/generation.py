@@ -35,7 +35,7 @@ _SURE = 0.9
 
 
 class DiveStep(NamedTuple):
-    """How carefully a dive settles GPUs.
+    """Step of a dive: how carefully it settles GPUs.
 
     Attributes:
         settled_ratio: At least this part of those that are left is settled at once.

@@ -71,7 +71,7 @@ class SizeTable(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What a GPU may hold of a kind: one of these, or nothing.
+    """Choices of a kind for a GPU: one of these, or nothing.
 
     Attributes:
         item: int64[choices].
@@ -211,7 +211,7 @@ class Knapsacks:
         return _sizes(units, able)
 
     def choices(self, processes: int) -> Choices:
-        """What a GPU with so many processes may hold of each kind."""
+        """Choices of each kind for a GPU with so many processes."""
         if processes not in self._choices:
             most = processes if processes < PROCESSES_MAX else self.packing.capacity
             rows: list[tuple[int, int, int, int]] = []
@@ -271,7 +271,7 @@ class Knapsacks:
         per_percent: FloatArray,
         target: float,
     ) -> list[_Offer]:
-        """What the knapsacks of boxes with so many processes choose from; without those worth less than ``target``."""
+        """Choices of the knapsacks of boxes with so many processes; without those worth less than ``target``."""
         mine = np.flatnonzero(boxes.processes == processes)
         choices, capacity = self.choices(processes), self.packing.capacity
         slope, offset_w, cache_slope, cache_offset, _ = self.per_item
@@ -369,13 +369,13 @@ def _sizes(units: FloatArray, able: FloatArray) -> SizeTable:
 
 
 def _rent(boxes: Boxes, per_w: FloatArray, per_percent: FloatArray) -> FloatArray:
-    """What the limits of boxes are worth at their prices; a price is 0 where there is no limit."""
+    """Worth of the limits of boxes at their prices; a price is 0 where there is no limit."""
     power = np.multiply(per_w, boxes.power_high_w, out=np.zeros(len(per_w)), where=per_w > 0)
     return power + np.multiply(per_percent, boxes.cache_high, out=np.zeros(len(per_w)), where=per_percent > 0)
 
 
 class _Offer(NamedTuple):
-    """What one knapsack chooses from; ``rent`` is added to what it holds, ``counts`` are processes that are counted."""
+    """Choices of one knapsack; ``rent`` is added to what it holds, ``counts`` are processes that are counted."""
 
     box: int
     processes: int
@@ -393,7 +393,7 @@ class _Offer(NamedTuple):
 def _worthwhile(
     units: IntArray, gain: FloatArray, choices: Choices, capacity: int, processes: int, cutoff: FloatArray
 ) -> BoolArray:
-    """Which choices a knapsack worth more than ``cutoff`` may hold, bool[boxes, choices].
+    """Mask of the choices that a knapsack worth more than ``cutoff`` may hold, bool[boxes, choices].
 
     A choice is left out when the least others leave it too little room, when no filling of the rest by density makes it
     worthwhile, and when more services than could stand beside it are worth as much in no more units, each as a single
@@ -414,7 +414,7 @@ def _worthwhile(
 
 
 def _ranked(units: IntArray, gain: FloatArray, group: IntArray, beside: IntArray) -> FloatArray:
-    """What ``beside + 1`` groups reach with single processes of 0, 1 ... units at most, float64[boxes, units]."""
+    """Gain that ``beside + 1`` groups reach with single processes of at most 0, 1 ... units, float64[boxes, units]."""
     boxes, lengths = beside.shape
     groups = int(group.max()) + 1
     best = np.full((boxes, groups, lengths), -np.inf)

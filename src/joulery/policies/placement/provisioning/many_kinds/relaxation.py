@@ -1,4 +1,4 @@
-"""What no plan for many different services costs less than: services spread at will over boxes of neighbourhoods.
+"""Lower bound of a plan for many different services: services spread at will over boxes of neighbourhoods.
 
 In a box of :mod:`neighbourhoods` every process has a least size. The relaxation rents fractions of GPUs in each box and
 spreads processes over them, so that units, processes, power, cache use and memory of a box suffice in sum over its GPUs
@@ -161,7 +161,7 @@ class BoxRelaxation:
         return every
 
     def _worked_out(self, prices: Sequence[BoxPrices]) -> tuple[FloatArray, FloatArray]:
-        """What a service of each kind costs at least at these prices, and by each item, float64[kinds] and [items]."""
+        """Least cost of a service of each kind at these prices, and by each item, float64[kinds] and [items]."""
         if self._latest is not None and self._latest[0] is prices:
             return self._latest[1:]
         values, each = np.zeros(len(self._demand)), np.full(len(self._items), np.inf)
@@ -236,7 +236,7 @@ class BoxRelaxation:
                 self._cut(index, chosen, by_power[chosen] >= by_cache[chosen])
 
     def _values(self, prices: Sequence[FloatArray], cheapest: Sequence[FloatArray] | None = None) -> FloatArray:
-        """What one more service of each kind costs at these prices, float64[kinds]."""
+        """Cost of one more service of each kind at these prices, float64[kinds]."""
         if cheapest is None:
             each = zip(self._uses, prices, strict=True)
             cheapest = [self._some.cheapest(uses.cost(mine)) for uses, mine in each]
@@ -387,7 +387,7 @@ def _usd(certificate: Certificate) -> float:
 
 
 def _limits(packing: Packing, boxes: Boxes) -> FloatArray:
-    """What a GPU has of each resource in each box, float64[boxes, 5]; infinite where there is no limit."""
+    """Amount of each resource of a GPU in each box, float64[boxes, 5]; infinite where there is no limit."""
     count = len(boxes.processes)
     processes = np.where(boxes.processes < PROCESSES_MAX, boxes.processes, np.inf)
     memory = np.full(count, 1.0 if packing.memory_limit_bytes < np.inf else np.inf)
@@ -397,13 +397,13 @@ def _limits(packing: Packing, boxes: Boxes) -> FloatArray:
 
 
 def _worth(packing: Packing, boxes: Boxes, prices: FloatArray) -> FloatArray:
-    """What all resources of a GPU come to in each box, float64[boxes]; infinite where one without limit has a price."""
+    """Worth of all resources of a GPU in each box, float64[boxes]; infinite where one without limit has a price."""
     limits = _limits(packing, boxes)
     return np.asarray(np.multiply(prices, limits, out=np.zeros(prices.shape), where=prices > 0).sum(axis=1))
 
 
 def _dear(packing: Packing, boxes: Boxes, prices: FloatArray) -> float:
-    """What the resources of the dearest box come to, in prices of its GPU."""
+    """Worth of the resources of the dearest box, in prices of its GPU."""
     return float(_worth(packing, boxes, prices).max(initial=0.0)) / packing.gpu_type.usd_per_hour
 
 
