@@ -1,1 +1,1 @@
-"""What services and language models of a session share: policies in real time, their history, requests, progress."""
+"""Parts of a session that services and language models share: live policies, history, requests, progress."""
