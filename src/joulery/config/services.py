@@ -366,13 +366,7 @@ class ServiceConfig(Section):
             ConfigError: The service only names a model of a performance profile.
         """
         if self.family_config is None:
-            raise ConfigError(
-                f"service {self.name} names no models to run",
-                pointer="services",
-                got=f"model: {self.model}",
-                expected="a family",
-                hint="it can be planned as it is; to run it, say under `family` which models answer",
-            )
+            raise no_models(self, "services")
         return self.family_config
 
     @model_validator(mode="after")
@@ -466,6 +460,17 @@ class ServiceConfig(Section):
         for index, gpu in enumerate(self.gpus or ()):
             if gpu in (self.gpus or ())[:index]:
                 raise problem("stands twice; each GPU once", at=("gpus", index))
+
+
+def no_models(service: ServiceConfig, pointer: str) -> ConfigError:
+    """The error for a service that can be planned and not run."""
+    return ConfigError(
+        f"service {service.name} names no models to run",
+        pointer=pointer,
+        got=f"model: {service.model}" if service.model is not None else "variants of a performance profile",
+        expected="family",
+        hint=f"joulery plan plans it as it is; to run it, list the files of its models under {pointer}.family",
+    )
 
 
 def unique(names: list[str], at: tuple[str, ...]) -> None:

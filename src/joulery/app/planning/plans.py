@@ -9,13 +9,14 @@ one that states nothing which joint alone reads, is planned as ever.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
+from joulery.config.parsing.problem import nearest
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
@@ -23,7 +24,7 @@ from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.provisioning.difference import difference, running_of
-from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
+from joulery.policies.placement.provisioning.planner import POLICIES, followed, lower_bound, provision
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
 from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
 from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
@@ -38,6 +39,12 @@ SERIES_SCHEMA = "joulery.plan-series/1"
 JOINT_PRESET, LANGUAGE_PRESET = "joint", "language"
 LAYOUT_PRESETS = ("columns", "clover")
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
+STAGE_PRESETS = ("muserve", "best")
+"""Presets that plan pipeline stages."""
+PRESETS = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, *LAYOUT_PRESETS, JOINT_PRESET, LANGUAGE_PRESET)))
+"""Every preset."""
+COMPARED = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, JOINT_PRESET, "knobs")))
+"""What some kind of plan can be compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +227,35 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     if preset == "muserve" or site.plan.pipelines is not None:
         if options.running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
+        _check_presets("pipelines", STAGE_PRESETS, preset, options.preset, options.compare)
         from joulery.app.planning.stages import plan_stages, stage_request
 
         staged = stage_request(priced(site))
         plan = plan_stages(staged, preset)
         return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
+    _check_presets("shares of GPUs", POLICIES, preset, options.preset, options.compare)
     return _plan_shares(share_request(site), preset, options)
+
+
+def _check_presets(
+    kind: str, known: Sequence[str], preset: str, stated: str | None, compare: Sequence[str] = ()
+) -> None:
+    """Check that presets make plans of a kind, before one is made.
+
+    Raises:
+        ConfigError: One does not; names its flag or key.
+    """
+    pairs = [("plan.preset" if stated is None else "--preset", preset), *(("--compare", name) for name in compare)]
+    for pointer, name in pairs:
+        if name and name not in known:
+            near = nearest(name, known)
+            raise ConfigError(
+                f"no such preset for {kind}",
+                pointer=pointer,
+                got=name,
+                expected=", ".join(known),
+                hint=f"did you mean {near}?" if near else "",
+            )
 
 
 def plan_site_series(
@@ -244,7 +274,7 @@ def plan_site_series(
         DataError: The file of loads cannot be read.
         InfeasibleError: No plan of some period is within the SLOs.
     """
-    preset = chosen_preset(site, preset, shares=max_migrations > 0).name
+    stated, preset = preset, chosen_preset(site, preset, shares=max_migrations > 0).name
     steps = {
         service.name: [(step.from_s, step.rate_rps) for step in service.rates] or [(0.0, service.rate_rps or 0.0)]
         for service in site.services
@@ -267,6 +297,7 @@ def plan_site_series(
         from joulery.app.planning.load_series import plan_joint_series
 
         return plan_joint_series(site, steps, intensity)
+    _check_presets("series", (*POLICIES, JOINT_PRESET), preset, stated)
     request = share_request(site)
     return plan_series(
         preset,

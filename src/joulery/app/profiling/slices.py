@@ -63,7 +63,14 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
         if what in names:
             return service, (what,)
     known = [name for service in runnable for name in (service.name, *(v.name for v in service.family.variants))]
-    raise ConfigError("no such service or variant", got=what, expected=", ".join(known) or "a site with services")
+    raise ConfigError(
+        "no such service or variant",
+        got=what,
+        expected=", ".join(known) or "a site with services",
+        hint="language models are fitted from measured runs: joulery profile --from RUNS"
+        if site.language_models
+        else "",
+    )
 
 
 def _narrowed(setup: ServiceSetup, variants: Sequence[str], cuts: Sequence[str]) -> ServiceSetup:

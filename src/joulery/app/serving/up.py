@@ -34,7 +34,7 @@ from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
-from joulery.config.services import ServiceConfig
+from joulery.config.services import ServiceConfig, no_models
 from joulery.config.serving import RayEngine
 from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
@@ -317,7 +317,7 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
     """The services to run; none where the site has language models alone.
 
     Raises:
-        ConfigError: There is neither a service nor a language model.
+        ConfigError: There is neither a service nor a language model, or a service names no models to run.
     """
     if not site.services and not site.language_models:
         raise ConfigError(
@@ -325,6 +325,9 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
             pointer="services",
             hint="list at least one service, with its models, or a language model below language_models",
         )
+    for index, config in enumerate(site.services):
+        if config.family_config is None:
+            raise no_models(config, f"services.{index}")
     return site.services
 
 

@@ -47,7 +47,12 @@ def command(duration: str, within: str, power: str | None, at: str | None, as_js
         )
     source = open_carbon({name: value for name, value in flags.items() if value is not None})
     if source is None:
-        raise ConfigError("no source of carbon intensity is named", expected="--zone or --carbon")
+        raise ConfigError(
+            "no source of carbon intensity is named",
+            pointer="--zone",
+            expected="--zone or --carbon",
+            hint="such as --zone GB, or a forecast of your own: --carbon FILE (joulery when --help)",
+        )
     now_s = time.time() if at is None else moment_s(at)
     best, series = when_to_start(source, now_s, duration_s, within_s)
     about = {
