@@ -2,8 +2,8 @@
 
 Each operator chooses one way to be cut; what it costs is its own time, the collective it ends with, and turning
 the layout its producer leaves into the one it needs. For inference there are no gradients and no weight updates.
-``minimise sum_v c_v · s_v + sum_vu s_v' R_vu s_u`` with one-hot ``s``: for any graph an integer programme, for a chain a
-shortest path, so that dynamic programming finds the optimum.
+``minimise sum_v c_v · s_v + sum_vu s_v' R_vu s_u`` with one-hot ``s``: an integer programme for a graph, a shortest
+path for a chain, so that dynamic programming finds the optimum.
 """
 
 from __future__ import annotations
