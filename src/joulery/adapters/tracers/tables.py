@@ -5,7 +5,7 @@ Events: ``op,start_ns,dur_ns,device,lane,phase``; the last two columns, or cells
 ``wrap_j`` and ``quality`` may be added. CSV with a header, plain or gzipped; other columns are ignored.
 
 Programs write these tables, of any length, with commas and decimal points: they are read in pieces, where
-:mod:`joulery.tabular` holds a whole table. Encodings and files that are no CSV are told apart as there.
+:mod:`joulery.tabular` holds a whole table. Encodings and other files are recognised as there.
 """
 
 from __future__ import annotations
