@@ -38,7 +38,7 @@ for new, old in (
 ):
     sys.modules[new] = importlib.import_module(old)
 world = loaded(here / "benchmarks" / "_burst_world.py", "burst_world")
-plant = loaded(here / "src" / "joulery" / "sim" / "serving" / "elastic_service.py", "elastic_service")
+plant = loaded(here / "benchmarks" / "_elastic_service.py", "elastic_service")
 
 profile = importlib.import_module("joulery.domain.profile")
 serving = importlib.import_module("joulery.domain.serving")

@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks import Result, bursts
 from benchmarks import _burst_world as world
+from benchmarks._burst_controllers import PolicyController
+from benchmarks._elastic_service import BurstOutcome, ElasticService, PlantSettings
 from joulery.policies.serving.consolidation import Consolidation
-from joulery.sim.serving.burst_controllers import PolicyController
-from joulery.sim.serving.elastic_service import BurstOutcome, ElasticService, PlantSettings
 
 LOADS = {"low": 4.0, "medium": 40.0, "high": 110.0}
 LENGTH_S = 600.0

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks._burst_controllers import PolicyController
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.perf.blend import rescaled, stretched
 from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.variants.changes import family_of
-from joulery.sim.serving.burst_controllers import PolicyController
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import MS, VARIANTS, arriving, policy, predictor
 
 ENOUGH = 30

@@ -12,7 +12,16 @@ from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, SecondsOrZero, Watts
+from joulery.config.parsing.quantity import (
+    Bytes,
+    GramsPerKwhAboveZero,
+    PerSecond,
+    QuantileRatio,
+    Ratio,
+    Seconds,
+    SecondsOrZero,
+    Watts,
+)
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
@@ -193,16 +202,10 @@ class SloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 80 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
+    quantile_ratio: QuantileRatio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Quantile of the latencies that must stay below it, such as 95 %."""
     scope: Annotated[SloScope, Field(strict=False)] = SloScope.END_TO_END
     """end_to_end (queueing included) or service."""
-
-    @model_validator(mode="after")
-    def _quantile_is_inside(self) -> SloConfig:
-        if not 0 < self.quantile_ratio < 1:
-            raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 95 %", at=("quantile",))
-        return self
 
     def as_slo(self) -> Slo:
         """The noun."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._limited_service import LimitedServiceLoad, LimitedServiceRun, run_limited_service
 from joulery.domain.errors import ConfigError
 from joulery.policies.clocks.limit_comparison import (
     LimitComparison,
@@ -27,7 +28,6 @@ from joulery.policies.clocks.service_limit import (
     ServicePressure,
     ServingDeviceView,
 )
-from joulery.sim.clocks.limited_service import LimitedServiceLoad, LimitedServiceRun, run_limited_service
 
 TUNER = ServiceLimitTuner("cpu", trial_s=5.0, settle_s=0.5, period_s=0.5, review_s=3600.0)
 RATIOS = (1.0, *LIMIT_RATIOS)

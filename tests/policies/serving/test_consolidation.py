@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._burst_controllers import PolicyController
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import Slo
@@ -22,8 +24,6 @@ from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.slo_first import ROOM_RATIO
-from joulery.sim.serving.burst_controllers import PolicyController
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import predictor
 
 AWAKE_W, START_S, SLO_S = 3.0, 1.5, 0.1

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks._burst_controllers import PolicyController, ProteusController
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.quality import Quality
@@ -23,8 +25,6 @@ from joulery.policies.serving.search import predictive_search
 from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
 from joulery.policies.serving.slo_first import NO_THREAT, VariantScaler, admission, present_rps, slowdown, threat
-from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_predictive_policy import seen
 
 MS = {"small": 2.0, "medium": 6.0, "large": 15.0}

@@ -23,11 +23,12 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.json_numbers import known_number
 from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.planner import POLICIES, followed, lower_bound, provision
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
 from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
-from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
+from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of
 from joulery.store.plans import read_plan
 
 if TYPE_CHECKING:  # a plan of shares needs none of them
@@ -116,7 +117,7 @@ class SitePlan:
         if self.margin_ratio is not None:
             document["margin_ratio"] = self.margin_ratio
         if self.uncovered_ratio > 0:
-            document["uncovered_error_ratio"] = finite(self.uncovered_ratio)
+            document["uncovered_error_ratio"] = known_number(self.uncovered_ratio)
         if self.others:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
@@ -125,14 +126,16 @@ class SitePlan:
             moves = dataclasses.asdict(self.moves)
             document["moves"] = {"moves": self.moves.moves, **moves, "same_gpu": list(self.moves.same_gpu)}
         if self.looser_slos:
-            document["looser_slos"] = [each._asdict() | {"saved_w": finite(each.saved_w)} for each in self.looser_slos]
+            document["looser_slos"] = [
+                each._asdict() | {"saved_w": known_number(each.saved_w)} for each in self.looser_slos
+            ]
         if self.verdict is not None:
             document["simulation"] = {
                 "truth": self.verdict.truth,
                 "seeds": self.verdict.seeds,
                 **({"layouts": self.verdict.layouts} if self.verdict.layouts else {}),
                 "power_w": self.verdict.power_w,
-                "tail_ratio": {name: finite(ratio) for name, ratio in self.verdict.tail_ratio.items()},
+                "tail_ratio": {name: known_number(ratio) for name, ratio in self.verdict.tail_ratio.items()},
                 "violations": list(self.verdict.violated),
             }
         return document

@@ -29,7 +29,7 @@ from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
 from joulery.domain.serving.ledger import LedgerBatch
 from joulery.domain.serving.relay import Passed, RelayedRequest
-from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, Tick
+from joulery.domain.serving.timeline import NowSnapshot, Tick
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.body import BodyReader, Limits
@@ -159,7 +159,7 @@ class GatewayGroup:
         self._session = session
         await self._begin(controlled)
         session.watch(self._ticked)
-        session.on_decision(self._count)
+        session.on_decision(self.metrics.decision)
         controlled.on_samples = self._sample
         controlled.sampled = any(one.shadow is not None for one in session.services.values())
         if self._unmetered.count:
@@ -381,10 +381,6 @@ class GatewayGroup:
         if self._session is not None:
             for service, request in samples.items():
                 self._session.sample(service, request)
-
-    def _count(self, record: DecisionRecord) -> None:
-        self.metrics.decision(record)
-        self.metrics.replan(record.decision.cause)
 
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import MixCounter, MixStep, VariantMix
 from joulery.perf.queues.batched_pool import BatchInstance, serve_batches
 from joulery.perf.queues.pull_queue import replay
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_slo_first import predictor
 
 KNOWN = predictor()

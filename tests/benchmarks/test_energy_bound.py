@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._energy_bound import least_energy_j
 from joulery.perf.power.training_power import RTX3090_CLASSES, power_table
 from joulery.sim.core.hourly_intensity import Intensity
-from joulery.sim.training.energy_bound import least_energy_j
 from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, run_scheme
 from tests.sim.training.test_cluster import DAY, workload

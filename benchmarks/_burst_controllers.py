@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._elastic_service import ElasticService
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.mix import OWN, MixCounter, VariantMix
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, Observation, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.stepper import PolicyStepper
-from joulery.sim.serving.elastic_service import ElasticService
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks._audit_world import SLO, audited_run, policy, truth
-from joulery.sim.serving.audited_service import run_audited
+from benchmarks._audited_service import run_audited
 
 RUNS = 12
 HOUR_S = 1200.0

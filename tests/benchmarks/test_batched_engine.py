@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks._batched_engine import Answers, BatchedPlant, BatchedRun, run_batched_engine
 from joulery.domain.errors import DataError
 from joulery.domain.serving.service import Slo
 from joulery.perf.lengths.step_time import BatchedRequest, StepCost, batch_finish_s
 from joulery.perf.power.clock_curves import V100
 from joulery.policies.clocks.governor import BusyIdleClocks, FixedClock, PredictiveGovernor
 from joulery.policies.clocks.observation import ClockCurves
-from joulery.sim.clocks.batched_engine import Answers, BatchedPlant, BatchedRun, run_batched_engine
 
 CLOCKS = np.array([200.0, 400.0, 600.0, 800.0, 1000.0, 1200.0, 1380.0])
 PLANT = BatchedPlant(
