@@ -1,6 +1,6 @@
 """Leases of device settings as files, one a knob: what another process needs to take a setting back.
 
-A lease is written whole and forced to the disk before the setting it speaks of is touched. Its renewal is the file's
+A lease is written whole and forced to the disk before the setting it names is touched. Its renewal is the file's
 modification time, so that renewing costs no writing. Who changes a lease or the setting behind it holds the lock
 beside it. Every lock is the kernel's (``flock``), so that it holds between containers that share the folder.
 """

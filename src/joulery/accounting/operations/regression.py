@@ -249,7 +249,7 @@ def _means(cut: Session, pieces: IntArray, power: DevicePower) -> tuple[WindowTi
 
 
 def _ridge(times: WindowTimes, fitted: IntArray, residual_j: FloatArray) -> tuple[FloatArray, float]:
-    """Watts above the mean of the fitted columns, idle last, and the pull that cross-validation likes best."""
+    """Watts above the mean of the fitted columns, idle last, and the pull that cross-validation scores best."""
     columns = len(fitted)
     gram, moments = times.normal_equations(fitted, residual_j)
     pulled = np.ones(columns)

@@ -1,4 +1,4 @@
-"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is believed."""
+"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is returned."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Scheme:
 
     Attributes:
         about: What it is, in a few words.
-        policy: Made from the power table, the jobs and what is believed of the intensity.
+        policy: Made from the power table, the jobs and the forecast of the intensity.
         period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.

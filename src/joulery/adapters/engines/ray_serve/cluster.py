@@ -205,7 +205,7 @@ class RayCluster:
             async with asyncio.timeout(_METER_S):
                 found: dict[str, Any] = await meter.read.remote()
         except RayError as error:
-            if self._meters.get(node) is meter:  # another call may have noticed, and started the next one
+            if self._meters.get(node) is meter:  # another call may have started the next one
                 del self._meters[node]
             return {"gone": True, "refusal": f"its meter ended: {type(error).__name__}"}
         except TimeoutError:

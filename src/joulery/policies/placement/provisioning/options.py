@@ -223,7 +223,7 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
 
 
 def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> int:
-    """The smallest number of replicas that works on some type: fewer requests each never hurt."""
+    """The smallest number of replicas that works on some type: fewer requests each are never worse."""
     low, high = workload.replicas_min, 2 * workload.replicas_min
     while not any(_item(workload, kind, high, types, rules).options):
         low, high = high, 2 * high
