@@ -298,7 +298,7 @@ class Cycles(ABC):
             self._flag().unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """In a forked child: a recorder of its own, unless the profiler has run in the parent (it fails after a fork)."""
+        """In a forked child: a recorder of its own, unless the profiler has run in the parent (which fails then)."""
         self._thread = None
         self._forks += 1
         if self._used or self._over:
