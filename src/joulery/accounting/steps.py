@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 
 HOLD_PERIODS = 2.0
-"""How long the last reading of a power channel stands, in sampling periods."""
+"""Time that the last reading of a power channel stands, in sampling periods."""
 
 HOLE_PERIODS = 10.0
 """A reading followed by nothing for longer than this, in sampling periods, is a last one; lesser gaps are jitter."""

@@ -23,7 +23,7 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.user import state_home
 
 MACHINE_FOLDER = Path("/var/lib/joulery")
-"""Where root's processes keep their state: outside every home, so that containers can share it with the host."""
+"""State folder of root's processes: outside every home, so that containers can share it with the host."""
 _START_TICKS = 22
 """The field of ``/proc/PID/stat`` that holds the start of a process; proc(5) counts from 1."""
 

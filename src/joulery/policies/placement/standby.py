@@ -25,7 +25,7 @@ from joulery.domain.serving.service import Slo
 
 ACTIVATE_STANDBY, SLO_VIOLATED = "activate_standby", "slo_violated"
 EXTRA_PERCENT = 10.0
-"""What a standby has more than its original: the largest prediction error the paper measured."""
+"""Share of a standby beyond its original: the largest prediction error the paper measured."""
 REFUSED_S = 1e9
 """The latency that a refused request counts with: later than any SLO."""
 _ROUNDING_PERCENT = 1e-6

@@ -45,7 +45,7 @@ _PRESET_BAR = 0.9
 _CAP = 8
 _LIFT_AFTER_S = 2 * 86_400.0
 _LOOK_S = 2.0
-"""How often an agent looks at a job: the site file's default."""
+"""Interval at which an agent looks at a job: the site file's default."""
 
 
 @dataclass(frozen=True, slots=True)

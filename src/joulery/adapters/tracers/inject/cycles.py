@@ -29,7 +29,7 @@ CLOCK_MARKS = 5
 TRAINING, EVALUATION, OTHER = "training", "evaluation", "other"
 """Kinds of steps: of an optimizer, a call of a model without gradients, and calls where neither is known."""
 _TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
-"""What a profiler, its bindings or the disk may raise."""
+"""Exceptions that a profiler, its bindings or the disk may raise."""
 
 
 class Cycles(ABC):

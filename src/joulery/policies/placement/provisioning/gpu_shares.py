@@ -111,7 +111,7 @@ class BatchLimit(NamedTuple):
 
 
 LimitOf = Callable[[Placed, Share], BatchLimit]
-"""What a batch of a process on a GPU may take."""
+"""Limit of a batch of a process on a GPU."""
 
 
 Figures = tuple[float, float, float]

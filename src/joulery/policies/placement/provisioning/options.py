@@ -35,7 +35,7 @@ _COMPANY = 4
 MAX_REPLICAS = 10_000
 """A service that needs more is taken for a mistake in its rate."""
 _MORE_REPLICAS = 2
-"""How many replicas beyond the fewest are tried when a service needs more than the rules would choose."""
+"""Number of replicas beyond the fewest that are tried when a service needs more than the rules would choose."""
 
 
 class Accounting(StrEnum):
@@ -44,7 +44,7 @@ class Accounting(StrEnum):
     HALF_SLO = "half-slo"
     """Half of it, whatever the batch waits for (the paper's constraint 14)."""
     FULL_SLO = "full-slo"
-    """What is left after the wait of the first request of a batch for the last."""
+    """The rest after the wait of the first request of a batch for the last."""
 
 
 class FailureDomain(StrEnum):
