@@ -91,7 +91,7 @@ def watched_instances(
 
 
 class Tail(NamedTuple):
-    """Recent tail latency of one instance.
+    """Recent tail latency of one instance's requests.
 
     Attributes:
         key: Which instance.
