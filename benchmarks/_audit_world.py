@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks._audited_service import AuditedRun, TrueService, run_audited, varying_arrivals
 from joulery.domain.arrays import FloatArray
 from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.layout_space import cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
-from joulery.policies.switchback import AuditedPolicy, Switchback
-from joulery.sim.serving.audited_service import AuditedRun, TrueService, run_audited, varying_arrivals
+from joulery.policies.serving.search.layout_space import cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.switchback import AuditedPolicy, Switchback
 
 ONE = Slice(SliceKind.CPU, cores=1)
 ACCURACY = {"lite0": 0.751, "lite1": 0.767, "lite2": 0.776}

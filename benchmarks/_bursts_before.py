@@ -38,7 +38,7 @@ for new, old in (
 ):
     sys.modules[new] = importlib.import_module(old)
 world = loaded(here / "benchmarks" / "_burst_world.py", "burst_world")
-plant = loaded(here / "src" / "joulery" / "sim" / "serving" / "elastic_service.py", "elastic_service")
+plant = loaded(here / "benchmarks" / "_elastic_service.py", "elastic_service")
 
 profile = importlib.import_module("joulery.domain.profile")
 serving = importlib.import_module("joulery.domain.serving")
@@ -106,7 +106,7 @@ def played(arrival_s: Any, until_s: float, g_per_kwh: Any, seed: int) -> Any:
     chosen, table = made()
     settings = plant.PlantSettings(world.SLO_S, start_s=world.START_S)
     service = plant.ElasticService(table, arrival_s, settings, Before(chosen, g_per_kwh), seed)
-    return service.play(until_s + 5.0)
+    return service.simulate(until_s + 5.0)
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from joulery.app.profiling.service_profile import write_profile
 from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
-from joulery.policies.serving.layout_space import cpu_slices
-from joulery.runtime.serving.requests import OUTCOMES, ROW
+from joulery.policies.serving.search.layout_space import cpu_slices
+from joulery.runtime.session.requests import OUTCOMES, ROW
 from joulery.store.run.directory import open_run
 
 KILLS = ("replica", "gateway", "engine server", "controller")

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks._audit_world import SLO, audited_run
+from benchmarks._audited_service import AuditedRun
 from joulery.domain.errors import DataError
-from joulery.sim.serving.audited_service import AuditedRun
 
 RUNS = int(os.environ.get("JOULERY_AUDIT_RUNS", "100"))
 LEAST, MOST = 0.93, 0.97

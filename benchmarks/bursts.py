@@ -13,17 +13,17 @@ import numpy as np
 
 from benchmarks import Result
 from benchmarks import _burst_world as world
+from benchmarks._burst_controllers import PolicyController, ProteusController
+from benchmarks._elastic_service import BurstOutcome, Controller, ElasticService, PlantSettings
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor, batched_within
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
-from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
-from joulery.sim.serving.elastic_service import BurstOutcome, Controller, ElasticService, PlantSettings
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 
 TRACES = ("step", "ramp", "on-off", "recorded", "flash")
 CARRIED = TRACES[:-1]
@@ -114,7 +114,7 @@ def play(
     }
     loaded, delay_s = tuple(sorted(world.MS)), known.batch_delay_s
     settings = PlantSettings(world.SLO_S, world.START_S, loaded, drop_late=drop, batch_delay_s=delay_s)
-    return ElasticService(table, arrival_s, settings, controller, seed, batches=batches).play(until_s + 5.0)
+    return ElasticService(table, arrival_s, settings, controller, seed, batches=batches).simulate(until_s + 5.0)
 
 
 def played(known: Predictor, name: str, made: Callable[..., Controller]) -> Played:
@@ -186,7 +186,7 @@ def run() -> Result:
             f"p95 within {1e3 * world.SLO_S:.0f} ms; 40 requests/s in calm, 300 /s in bursts, 1500 /s in the flash "
             "crowd, which exceeds the 1000 /s of the leanest layout; three seeds. The live policy object decides once "
             "a second. Recorded: Azure's code-model trace of 2023, twelve times as fast. Violations are late, refused "
-            "and dropped requests. Proteus's rule: `sim/serving/burst_controllers.py` says what of it is here; both "
+            "and dropped requests. Proteus's rule: `benchmarks/_burst_controllers.py` says what of it is here; both "
             "have every variant loaded. Before: commit ef7be44 by `benchmarks/_bursts_before.py`, whose variants start "
             f"in {world.START_S} s. Reaction: from the burst's first second to the policy's decision; the slack of "
             "the queue steers single requests before that.",

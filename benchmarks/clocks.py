@@ -2,7 +2,7 @@
 
 Two worlds: fifteen models on eight GPUs that answer one request at a time (:mod:`joulery.sim.clocks.governor_study`),
 and one language model under continuous batching, bound by memory or by arithmetic
-(:mod:`joulery.sim.clocks.batched_engine`). The governor is the object that ``joulery serve`` runs.
+(:mod:`benchmarks._batched_engine`). The governor is the object that ``joulery serve`` runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks import Result
+from benchmarks._batched_engine import Answers, BatchedPlant, run_batched_engine
 from joulery.domain.arrays import FloatArray
 from joulery.domain.ports import Policy
 from joulery.domain.serving.service import Slo
@@ -28,7 +29,6 @@ from joulery.policies.clocks.governor import (
     PredictiveGovernor,
 )
 from joulery.policies.clocks.observation import ClockCurves
-from joulery.sim.clocks.batched_engine import Answers, BatchedPlant, run_batched_engine
 from joulery.sim.clocks.governor_study import ClockCase, run_schemes, workload
 from joulery.sim.core.streams import Streams
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks import Result, bursts
 from benchmarks import _burst_world as world
-from joulery.policies.consolidation import Consolidation
-from joulery.sim.serving.burst_controllers import PolicyController
-from joulery.sim.serving.elastic_service import BurstOutcome, ElasticService, PlantSettings
+from benchmarks._burst_controllers import PolicyController
+from benchmarks._elastic_service import BurstOutcome, ElasticService, PlantSettings
+from joulery.policies.serving.consolidation import Consolidation
 
 LOADS = {"low": 4.0, "medium": 40.0, "high": 110.0}
 LENGTH_S = 600.0
@@ -29,7 +29,7 @@ def simulated(rate_rps: float, awake_w: float, *, on: bool) -> BurstOutcome:
     policy = replace(bursts.policy(known), consolidation=Consolidation() if on else None)
     settings = PlantSettings(world.SLO_S, world.START_S, tuple(sorted(world.MS)), awake_w=awake_w)
     controller = PolicyController(policy, world.BASE_G_PER_KWH)
-    return ElasticService(table, arrival_s[arrival_s < LENGTH_S], settings, controller, 5).play(LENGTH_S + 5.0)
+    return ElasticService(table, arrival_s[arrival_s < LENGTH_S], settings, controller, 5).simulate(LENGTH_S + 5.0)
 
 
 def joules(one: BurstOutcome) -> float:

@@ -264,8 +264,8 @@ class HalfSilent:
 
     def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
         """One round, with the reports of half the jobs."""
-        told_s = np.where(view.job % 2 == 0, view.remaining_s, np.nan)
-        return self.green.step(state, replace(view, remaining_s=told_s))
+        stated_s = np.where(view.job % 2 == 0, view.remaining_s, np.nan)
+        return self.green.step(state, replace(view, remaining_s=stated_s))
 
 
 def _progress(checks: Checks, number: str, on: str, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:

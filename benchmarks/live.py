@@ -22,8 +22,8 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import ModelRef, Transition
 from joulery.gateway.app import Gateway
 from joulery.gateway.server import GatewayServer
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.observation import SET_WEIGHTS, TRY_LAYOUT
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
 from joulery.runtime.serving.layout_actuator import LayoutActuator
 from joulery.store.run.directory import open_run
 

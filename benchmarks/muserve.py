@@ -20,7 +20,7 @@ from joulery.sim.clocks.devices import ModelRequests, run_clocked_devices
 from joulery.sim.clocks.governor_study import ClockCase, ClockOutcome, run_schemes, workload
 from joulery.sim.core.arrivals import gamma, poisson
 from joulery.sim.core.streams import Streams
-from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, play_orders
+from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, simulate_orders
 from joulery.sim.queues.single_server import by_key, fcfs
 from joulery.store.semantic_cache import SemanticCache
 from reproduce.muserve import KernelClockLaw
@@ -87,7 +87,7 @@ def _queueing(lengths: Lengths) -> list[Row]:
 
 def _orders(lengths: Lengths) -> list[Row]:
     names = ("fcfs", "ssjf", "ssjf-delayed", "oracle")
-    runs = [play_orders(names, lengths, OrderingSetting(), Streams(seed)) for seed in range(100, 106)]
+    runs = [simulate_orders(names, lengths, OrderingSetting(), Streams(seed)) for seed in range(100, 106)]
 
     def over(name: str, field: str) -> float:
         return float(

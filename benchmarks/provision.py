@@ -27,7 +27,7 @@ APP12 = (
     *(("ssd", 25, 150), ("ssd", 40, 50), ("ssd", 55, 300)),
 )
 """Table 3 of the paper: model, SLO in ms, requests a second."""
-PROMISED_MS = {12: 0.5, 1000: 60.0}
+ALLOWED_MS = {12: 0.5, 1000: 60.0}
 CURVE_S = {5.0: (12, 20, 40, 48, 49, 50), 30.0: (60, 73, 100, 200, 500), 60.0: (1000,)}
 """Numbers of different services by what ``best`` may take for them, in seconds of CPU."""
 _JSON_NAMES = {
@@ -124,8 +124,8 @@ def run() -> Result:
         same = ours == [[(w["id"], w["share"], w["batch"]) for w in gpu] for gpu in paper]
         name = f"`igniter`, {n} {'varied' if varied else 'copies' if n > 12 else 'workloads'}"
         checks.append((f"{name}: the same plan, GPU for GPU", same))
-        if n in PROMISED_MS:
-            checks.append((f"{name}: at most {PROMISED_MS[n]:g} ms of user CPU", ours_s * 1e3 <= PROMISED_MS[n]))
+        if n in ALLOWED_MS:
+            checks.append((f"{name}: at most {ALLOWED_MS[n]:g} ms of user CPU", ours_s * 1e3 <= ALLOWED_MS[n]))
         if n == 1000:
             checks.append((f"{name}: at most 5 MB", memory <= 5e6))
         times = f"{ours_s * 1e3:.3g} ms", f"{theirs_s * 1e3:.3g} ms", f"{theirs_s / ours_s:.0f} ×"

@@ -19,7 +19,7 @@ from joulery.perf.lengths.classes import QUANTILES
 from joulery.policies.ordering import Aging
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.interrupted_server import Interruptions
-from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, OrderOutcome, play_orders
+from joulery.sim.queues.ordering_study import Lengths, OrderingSetting, OrderOutcome, simulate_orders
 
 SEEDS = range(100, 106)
 """Those of check 6 of ``python -m benchmarks muserve``."""
@@ -92,7 +92,7 @@ def run() -> Result:
         for seed in SEEDS:
             lengths = _measured(histograms, task, seed) if task else recorded
             pairs.append(_in_order(lengths))
-            played.append(play_orders(ORDERS, lengths, _setting(lengths, cv), Streams(seed)))
+            played.append(simulate_orders(ORDERS, lengths, _setting(lengths, cv), Streams(seed)))
         found = {order: _against_first(played, order) for order in ORDERS[1:]}
         figures[name] = found
         for order, one in found.items():

@@ -29,8 +29,7 @@ from joulery.sim.queues.fifo_pull import Requests, pull
 from joulery.sim.queues.pull_fit import instances_of
 from joulery.sim.queues.single_server import by_key, fcfs
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.schemes import SCHEMES
-from joulery.sim.serving.schemes import run as run_scheme
+from joulery.sim.serving.schemes import SCHEMES, run_variants
 from joulery.sim.serving.trial_table import bench, exhaustive_table
 
 EVENTS = 400_000
@@ -175,7 +174,7 @@ def _columns() -> float:
         benches.append(bench(table, A100_40GB, costs=costs))
     began = time.process_time()
     for made in benches:
-        run_scheme("columns", made, "grid", grid, StudySettings(), Streams(0))
+        run_variants("columns", made, "grid", grid, StudySettings(), Streams(0))
     return time.process_time() - began
 
 
@@ -190,6 +189,6 @@ def _study() -> tuple[float, int]:
         for number, grid in enumerate(grids):
             for scheme in (name for name in SCHEMES if name != "columns"):
                 for seed in range(20 if scheme in ("clover", "blover") else 1):
-                    run_scheme(scheme, made, f"grid {number}", grid, StudySettings(), Streams(seed))
+                    run_variants(scheme, made, f"grid {number}", grid, StudySettings(), Streams(seed))
                     searches += scheme in ("clover", "blover")
     return time.process_time() - began, searches

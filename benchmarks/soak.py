@@ -20,11 +20,11 @@ from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo
 from joulery.runtime.served.finish import write_requests
 from joulery.runtime.served.summary import ServedService, Totals
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Pace, ServingSession
+from joulery.runtime.session.history import SessionHistory
+from joulery.runtime.session.requests import RequestWindow
 from joulery.store.run.directory import SAMPLES, create_run
 
 REQUESTS = int(os.environ.get("JOULERY_SOAK_REQUESTS", "10_000_000"))

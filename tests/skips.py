@@ -26,13 +26,15 @@ INSTALL = {
     "no Chromium": r"no Chromium here",
     "no Slurm": r"[Ss]lurm\w* is not installed",
     "no gRPC": r"(grpc|tritonclient)\S* is not installed",
-    "no Ray": r"Ray Serve is not installed",
+    "no Ray": r"Ray (Serve|Train) is not installed",
     "no llama.cpp": r"(joulery\[llm\]|small language model|prompt encoder) is not installed",
     "no ONNX": r"(onnx|onnxruntime|PIL\.Image) is not installed",
     "no package index": r"no package index here",
     "no curl": r"curl is not installed",
     "no Prometheus": r"Prometheus is not installed",
     "no systemd": r"systemd is not installed",
+    "no C++ compiler": r"g\+\+ is not installed",
+    "no uvloop": r"uvloop is not installed",
     "no OpenSSL": r"openssl is not installed",
 }
 """What a machine may lack at home. ``.ci/run`` installs all of it, so that none of these is allowed there."""

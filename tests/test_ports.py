@@ -10,7 +10,7 @@ from tests.ports import free_port, free_ports
 ASK = "from tests.ports import free_ports; print(*free_ports(400), flush=True); input()"
 
 
-def test_each_port_is_given_once_whoever_asks():
+def test_each_port_is_given_once_to_one_process():
     mine = [*free_ports(400), free_port()]
     with subprocess.Popen(
         [sys.executable, "-c", ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

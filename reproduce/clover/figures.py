@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from joulery.domain.arrays import FloatArray
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.core.streams import Streams
-from joulery.sim.serving.outcome import SchemeOutcome, StudySettings, Timetable, hourly, objective_of, outcome
-from joulery.sim.serving.schemes import SEARCHING, run, timetable_of
+from joulery.sim.serving.outcome import SchemeOutcome, StudySettings, Timetable, by_hour, objective_of, outcome
+from joulery.sim.serving.schemes import SEARCHING, run_variants, timetable_of
 from joulery.sim.serving.trial_table import Bench, bench
 
 SCHEMES = ("base", "co2opt", "blover", "clover", "learning", "oracle")
@@ -142,7 +142,7 @@ def figures(
                 found = [outcome(scheme, made, goal, grid, settings, table) for table in tables]
                 means.append(_mean(made, trace, scheme, found, tables))
                 if trace == main:
-                    objective[service, scheme] = 100 * hourly(made, goal, grid, tables[0])[2]
+                    objective[service, scheme] = 100 * by_hour(made, goal, grid, tables[0])[2]
                     if scheme in spent:
                         spent[scheme] += _windows(tables, settings) / len(benches)
                     if scheme == "clover":
@@ -221,7 +221,7 @@ def _weights(made: Bench, settings: StudySettings) -> FloatArray:
     rows = []
     for weight in WEIGHTS:
         one = replace(settings, lambda_ratio=weight, max_loss_ratio=None)
-        best = run("oracle", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
+        best = run_variants("oracle", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
         rows.append((best.saving_ratio, best.loss_ratio))
     return np.array(rows)
 
@@ -229,10 +229,10 @@ def _weights(made: Bench, settings: StudySettings) -> FloatArray:
 def _allowed(made: Bench, loss: float, settings: StudySettings) -> Allowed:
     """The best standardised configuration and the best pool that lose no more than that."""
     one = replace(settings, max_loss_ratio=loss)
-    standard = run("oracle", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
+    standard = run_variants("oracle", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
     pools = math.nan
     if made.costs is not None:
-        found = run("columns", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
+        found = run_variants("columns", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
         pools = math.nan if found.fallbacks else found.saving_ratio
     return Allowed(made.table.service, loss, math.nan if standard.fallbacks else standard.saving_ratio, pools)
 

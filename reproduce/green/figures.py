@@ -25,7 +25,7 @@ from reproduce.green.bound import BoundPoint, least_grams
 DAY = ("green", "green-paper", "green-paper:mu=1", "tiresias", "tiresias-requested", "gaia", "ecovisor", "green-lean")
 SMALL = ("green-paper", "pollux", "zeus", "green-lean")
 YEAR = ("green", "green-paper", "tiresias", "tiresias-requested", "pollux", "green-lean", "lean")
-COURSES = ("green-paper", "tiresias", "gaia", "ecovisor", "green-lean")
+TIMELINES = ("green-paper", "tiresias", "gaia", "ecovisor", "green-lean")
 ABLATIONS = ("green", "green:fixed_gpus=1", "green:fixed_gpus=2", "green:las=1", "green:mu=1")
 MUS = ("green:mu=1", "green:mu=1.5", "green:mu=2", "green:mu=3")
 QUANTA_MIN = (15, 30, 60)
@@ -66,7 +66,7 @@ class PolicyOutcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Course:
+class PowerTimeline:
     """A run over time, at every half hour.
 
     Attributes:
@@ -122,7 +122,7 @@ class GreenFigures:
 
     Attributes:
         day: Fig. 8 and Table 2: the testbed day, four regions.
-        courses, queues: Fig. 9 and 10, in the first region.
+        timelines, queues: Fig. 9 and 10, in the first region.
         small: Fig. 11: 150 jobs beside Pollux and Zeus.
         year: Fig. 12 and Table 3.
         mus, quanta: Fig. 13: strength of the shift, distance of the rounds in minutes.
@@ -132,7 +132,7 @@ class GreenFigures:
     """
 
     day: tuple[PolicyOutcome, ...]
-    courses: tuple[Course, ...]
+    timelines: tuple[PowerTimeline, ...]
     queues: Queues
     small: tuple[PolicyOutcome, ...]
     year: tuple[PolicyOutcome, ...]
@@ -162,7 +162,7 @@ def figures(day: Experiment, year: Experiment, frontier: Experiment, progress: P
     steps = _Steps(progress, day, year, frontier)
     return GreenFigures(
         day=tuple(steps.compare(day, DAY)),
-        courses=tuple(steps.course(alone, name) for name in COURSES),
+        timelines=tuple(steps.power_timeline(alone, name) for name in TIMELINES),
         queues=queues(alone.jobs[0], alone.grids[first], day.setting),
         small=tuple(steps.compare(small, SMALL)),
         year=tuple(steps.compare(year, YEAR)),
@@ -184,7 +184,7 @@ class _Steps:
         seeds, regions = len(day.jobs), len(day.grids)
         self._progress, self._done = progress, 0
         self._all = seeds * (regions * (len(DAY) + len(SMALL)) + len(MUS) + len(QUANTA_MIN) + len(ABLATIONS))
-        self._all += len(COURSES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
+        self._all += len(TIMELINES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
 
     def compare(self, part: Experiment, policies: Sequence[str]) -> Iterator[PolicyOutcome]:
         """Every policy in every region, means over seeds."""
@@ -196,12 +196,12 @@ class _Steps:
                     self._count()
                 yield outcome(policy, region, runs)
 
-    def course(self, part: Experiment, policy: str) -> Course:
+    def power_timeline(self, part: Experiment, policy: str) -> PowerTimeline:
         """One run over time."""
         (carbon,) = part.grids.values()
         run = run_scheme(policy, part.setting, part.jobs[0], carbon, lambda t_s, view, step: None)
         self._count()
-        return course(policy, run, carbon)
+        return power_timeline(policy, run, carbon)
 
     def _count(self) -> None:
         self._done += 1
@@ -236,7 +236,7 @@ def _by_size(jobs: Jobs, run: TrainingRun, at: int) -> tuple[float, float]:
     return float(np.mean(run.jct_s[rows])), float(np.quantile(run.jct_s[rows], 0.99))
 
 
-def course(policy: str, run: TrainingRun, carbon: Intensity) -> Course:
+def power_timeline(policy: str, run: TrainingRun, carbon: Intensity) -> PowerTimeline:
     """A watched run at every half hour until its last job ends; its carbon is exact at every change of power."""
     from_s, power_w = run.power_timeline[:, 0], run.power_timeline[:, 1]
     ends_s = np.append(from_s[1:], run.makespan_s)
@@ -245,7 +245,7 @@ def course(policy: str, run: TrainingRun, carbon: Intensity) -> Course:
     t_s = np.append(np.arange(0.0, run.makespan_s, 1800.0), run.makespan_s)
     at = np.searchsorted(from_s, t_s, "right") - 1
     since = power_w[at] * (carbon.integrals(t_s) - carbon.integrals(from_s[at])) / 3.6e9
-    return Course(policy, t_s, power_w[at], so_far[at] + since)
+    return PowerTimeline(policy, t_s, power_w[at], so_far[at] + since)
 
 
 def queues(jobs: Jobs, carbon: Intensity, setting: Setting) -> Queues:

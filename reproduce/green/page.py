@@ -138,7 +138,7 @@ def _evaluation(made: GreenFigures) -> Html:
     year = ("green", "tiresias", "pollux", "lean")
     parts = [
         *_ratios("Fig. 8", "the testbed day", made.day, "green-paper", day),
-        *_courses(made),
+        *_timelines(made),
         _queues(made),
         *_ratios(
             "Fig. 11", "150 jobs, beside Pollux and Zeus", made.small, "green-paper", ("pollux", "zeus", "green-lean")
@@ -165,9 +165,9 @@ def _ratios(name: str, what: str, ones: Sequence[PolicyOutcome], base: str, poli
     return found
 
 
-def _courses(made: GreenFigures) -> list[Html]:
-    shown = [(one, _COLORS[one.policy]) for one in made.courses]
-    longest = max(one.t_s[-1] for one in made.courses if one.policy != "ecovisor") * 1.15
+def _timelines(made: GreenFigures) -> list[Html]:
+    shown = [(one, _COLORS[one.policy]) for one in made.timelines]
+    longest = max(one.t_s[-1] for one in made.timelines if one.policy != "ecovisor") * 1.15
     power, kg = [], []
     for one, color in shown:
         keep = one.t_s <= longest

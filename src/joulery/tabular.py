@@ -157,15 +157,28 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
         seen.add(name)
 
 
+def encoding_of(beginning: bytes, file: Path) -> str:
+    """The encoding of a CSV file that begins so: UTF-8 or UTF-16, with or without a byte order mark.
+
+    Args:
+        beginning: Its first bytes, eight or more where it has as many.
+        file: The file, for the error.
+
+    Raises:
+        DataError: So begins a file of another kind.
+    """
+    for first, kind, hint in _OTHER_FILES:
+        if beginning.startswith(first):
+            raise DataError(f"is {kind}, not CSV", file=str(file), hint=hint)
+    return "utf-16" if beginning.startswith(_UTF16) else "utf-8-sig"
+
+
 def _text(file: Path, *, lenient: bool) -> str:
     try:
         content = file.read_bytes()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file), hint="check the path") from None
-    for beginning, kind, hint in _OTHER_FILES:
-        if content.startswith(beginning):
-            raise DataError(f"is {kind}, not CSV", file=str(file), hint=hint)
-    encoding = "utf-16" if content.startswith(_UTF16) else "utf-8-sig"
+    encoding = encoding_of(content, file)
     try:
         return content.decode(encoding, "replace" if lenient else "strict")
     except UnicodeDecodeError as error:

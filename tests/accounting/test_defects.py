@@ -249,7 +249,7 @@ def counts_a_kernel_once(a: Sound, folder: Path) -> bool:
     return a.events_on_gpu(path) == [("bert/MatMul", 20)]
 
 
-def tells_sockets_apart(a: Sound, folder: Path) -> bool:
+def divides_sockets_apart(a: Sound, folder: Path) -> bool:
     events = (Event("A", 0, 100, "CPU:0"), Event("B", 0, 100, "CPU:1"))
     world = World(events, {"CPU:0": FLAT, "CPU:1": [(0, 300.0)]}, (0, 100))
     return same(a.account(world), {"A": 0.01, "B": 0.03}, 0.0)
@@ -265,7 +265,7 @@ EXAM: tuple[Question, ...] = (
     undoes_a_wrap,
     keeps_units,
     counts_a_kernel_once,
-    tells_sockets_apart,
+    divides_sockets_apart,
 )
 MUTANTS: dict[type[Sound], Question] = {
     ExitAfterCharging: ends_where_it_ends,
@@ -276,7 +276,7 @@ MUTANTS: dict[type[Sound], Question] = {
     WrapInAnotherUnit: undoes_a_wrap,
     StampsInAnotherUnit: keeps_units,
     LaunchesOnTheGpu: counts_a_kernel_once,
-    OneSocketForAll: tells_sockets_apart,
+    OneSocketForAll: divides_sockets_apart,
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.accounting.training_jobs import Look, MeasureRules, Tally, grams, observe
+from joulery.accounting.training_jobs import Look, MeasureRules, Tally, job_grams, observe
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.quality import Quality
 
@@ -72,7 +72,7 @@ def test_energy_of_unknown_intensity_has_no_grams(carbon: CarbonSeries | None) -
 def test_negative_marginal_intensity_takes_grams_off() -> None:
     marginal = CarbonSeries("X", [0.0, 100.0], [-360.0], signal="marginal", source="test")  # type: ignore[arg-type]
 
-    assert grams(1000.0, 0.0, 10.0, marginal) == pytest.approx(-0.1)
+    assert job_grams(1000.0, 0.0, 10.0, marginal) == pytest.approx(-0.1)
 
 
 def test_a_window_opens_at_the_first_progress_and_is_read_where_progress_moves() -> None:

@@ -20,12 +20,12 @@ from joulery.domain.gpu.layout import Layout
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import Outcome, ReplicaSpec, ReplicaState, RequestError
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.policies.serving.layout_space import cpu_slices, slice_menu
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
-from joulery.runtime.serving.driver import APPLIED
+from joulery.policies.serving.search.layout_space import cpu_slices, slice_menu
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
+from joulery.runtime.session.driver import APPLIED
 from tests.adapters.engines.support import alive, ask, toy, until
 from tests.runtime.serving.live_trials import Live
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.test_engine import NO_RAY
 
-NO_TRAIN = "Ray Train needs ray[train] and torch"
+NO_TRAIN = "Ray Train is not installed: pip install 'ray[train]' torch"
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY),

@@ -9,8 +9,8 @@ import pytest
 
 from joulery.app.profiling.service_profile import write_profile
 from joulery.domain.serving.service import Slice
-from joulery.policies.consolidation import CONSOLIDATION
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.consolidation import CONSOLIDATION
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up, site  # noqa: F401 - a fixture

@@ -138,7 +138,7 @@ def table(pid, name):
     return Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
 
 
-def test_it_listens_on_loopback_unless_told():
+def test_it_listens_on_loopback_by_default():
     with running() as (address, process):
         port = int(address.rpartition(":")[2].partition("/")[0])
         tables = [line.split() for name in ("tcp", "tcp6") for line in table(process.pid, name)]

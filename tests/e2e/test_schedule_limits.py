@@ -72,7 +72,7 @@ def joulery(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, asks for CAP_SYS_ADMIN")
+@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, needs root")
 def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(desk: NvmlFake, tmp_path: Path) -> None:
     job = int(json.loads(joulery("submit", "--json", "--", sys.executable, "job.py"))["job"])
     daemon = Daemon(tmp_path / "site.yaml", dict(os.environ))
@@ -90,7 +90,7 @@ def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(de
     wait_until(lambda: desk.boards[0]["limit_mw"] == 165_000, "the former limit after kill -9")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, asks for CAP_SYS_ADMIN")
+@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, needs root")
 def test_the_agents_of_two_nodes_give_their_job_one_limit_and_one_that_is_killed_frees_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

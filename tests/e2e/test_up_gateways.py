@@ -17,7 +17,7 @@ import pytest
 from joulery.app.profiling.service_profile import write_profile
 from joulery.app.runs.replay import decide_again
 from joulery.app.serving.gateways.engine_process import LOCK
-from joulery.runtime.serving.requests import ROW
+from joulery.runtime.session.requests import ROW
 from joulery.store.run.directory import open_run
 from tests.app.serving.test_service import profile as toy_profile
 from tests.e2e.test_up import Up

@@ -171,12 +171,12 @@ def test_names_that_clients_invent_make_no_series():
 
 def test_decisions_and_replans_are_counted():
     metrics = Metrics(mode="shadow")
-    metrics.decision(DecisionRecord(1.0, Decision("set_mix", "photos", {}, "clover", "why"), "shadowed"))
     for i in range(MAX_LABELS + 5):
-        metrics.replan(f"cause{i}")
+        decision = Decision("set_mix", "photos", {}, "clover", "why", f"cause{i}")
+        metrics.decision(DecisionRecord(1.0, decision, "shadowed"))
     got = samples(metrics)
     labels = (("kind", "set_mix"), ("mode", "shadow"), ("outcome", "shadowed"), ("policy", "clover"))
-    assert got["joulery_decisions_total", *labels] == 1
+    assert got["joulery_decisions_total", *labels] == MAX_LABELS + 5
     assert got["joulery_replans_total", ("cause", "other")] == 5
 
 
@@ -184,8 +184,7 @@ def test_what_is_exposed_is_what_is_declared():
     grams = {"carbon_g": 3.0, "carbon_covered_j": 13.0, "signal": Signal.AVERAGE, "scope": Scope.LIFECYCLE}
     metrics = Metrics(["photos"], lambda: snapshot([Charge("photos", "nlp", footprint(10.0, **grams))]))
     metrics.request(record())
-    metrics.decision(DecisionRecord(1.0, Decision("set_mix", "photos", {}, "clover", "why"), "applied"))
-    metrics.replan("intensity")
+    metrics.decision(DecisionRecord(1.0, Decision("set_mix", "photos", {}, "clover", "why", "intensity"), "applied"))
     body, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     seen = {}

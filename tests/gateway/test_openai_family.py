@@ -18,8 +18,8 @@ from joulery.domain.serving.service import Slo
 from joulery.gateway.app import Gateway
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.server import GatewayServer
-from joulery.policies.language_family import SET_SHARES, LanguageFamilyPolicy
 from joulery.policies.serving.objective import ServiceObjectives
+from joulery.policies.serving.variants.language_family import SET_SHARES, LanguageFamilyPolicy
 from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings

@@ -4,8 +4,9 @@ The allowances are debts or have a reason beside them: lists and ceilings may on
 """
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.house.syntax import ROOT, files_in, nodes_of, text_of
@@ -88,3 +89,56 @@ def test_every_folder_can_be_scanned() -> None:
             if count not in FOLDER_FILES and name not in FOLDERS:
                 sizes[name] = count
     assert sizes == {}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Modules, and names of modules, that a source imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (node.module, *(f"{node.module}.{one.name}" for one in node.names))
+
+
+def words(tree: ast.AST) -> set[str]:
+    """Words of the texts of a source, docstrings left out: a module that is imported late is named there."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return {word for node in texts for word in re.findall(r"\w+", str(node.value).replace("-", "_"))}
+
+
+def unused(shipped: Mapping[str, ast.AST], others: Iterable[ast.AST] = ()) -> set[str]:
+    """Modules that no other source imports or names: what only tests or benchmarks need is no part of a wheel."""
+    own = {name: (set(imports(tree)), words(tree)) for name, tree in shipped.items()}
+    rest = [(set(imports(tree)), words(tree)) for tree in others]
+    found = set()
+    for name in shipped:
+        elsewhere = [*rest, *(facts for other, facts in own.items() if other != name)]
+        if not any(name in imported or name.rpartition(".")[2] in named for imported, named in elsewhere):
+            found.add(name)
+    return found
+
+
+def test_a_module_that_nothing_uses_is_found() -> None:
+    sources = {
+        "p.used": "",
+        "p.left": "import p.used",
+        "p.a_verb": '"""p.left"""',
+        "p.cli": "VERBS = ['a-verb', 'cli']",
+    }
+    shipped = {name: ast.parse(source) for name, source in sources.items()}
+    assert unused(shipped) == {"p.left", "p.cli"}
+    assert unused(shipped, [ast.parse("from p import cli")]) == {"p.left"}
+
+
+def test_what_ships_is_used_by_what_ships() -> None:
+    """Simulated worlds of a benchmark or of a test stand beside it, under ``benchmarks`` or ``tests``."""
+    package = PACKAGES[0]
+    by_python = ("__init__", "__main__", "sitecustomize")
+    shipped = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts): nodes_of(path)[0]
+        for path in files_in(package)
+        if path.stem not in by_python
+    }
+    others = [nodes_of(path)[0] for path in modules() if path.stem in by_python or package not in path.parents]
+    assert unused(shipped, others) == set()

@@ -33,7 +33,7 @@ LOAD = {
     "runtime/measuring/test_live.py": (1, "a stretch of time that is measured"),
     "runtime/measuring/test_measure.py": (3, "a stretch of time that is measured"),
     "runtime/serving/live_trials.py": (3, "clients that ask again and again"),
-    "runtime/serving/test_driver.py": (1, "an action that takes longer than a period"),
+    "runtime/session/test_driver.py": (1, "an action that takes longer than a period"),
     "runtime/toy_models.py": (2, "models that take time"),
     "slurm_cluster.py": (1, "killed jobs end before their daemons do"),
 }

@@ -17,7 +17,7 @@ from joulery.perf.instances import (
     neighbourhood,
     predict_gpu,
 )
-from joulery.perf.interference.model import Neighbourhood, latency, solo
+from joulery.perf.interference.model import Neighbourhood, colocated_latency, solo
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.queues.batch_queue import late_ratio
 from joulery.policies.placement.provisioning.gpu_shares import alone
@@ -45,7 +45,7 @@ def test_at_full_clock_it_is_the_model_of_the_paper(profile, instances):
     found = predict_gpu(at_clock(profile), instances)
     for each, times in zip(instances, found.times, strict=True):
         own = solo(profile[each.model], each.batch, each.share_percent)
-        assert times == latency(profile.gpu, profile[each.model], each.batch, own, around)
+        assert times == colocated_latency(profile.gpu, profile[each.model], each.batch, own, around)
 
 
 @given(st.sampled_from(PROFILES), st.sampled_from(MODELS), st.integers(1, 32), st.floats(10, 100))
@@ -113,7 +113,7 @@ def test_capacity_is_where_the_late_share_meets_the_slo(model, batch, share, slo
     gpu = at_clock(PROFILES[1], 1300.0).profile
     beside = [Neighbourhood().with_process(solo(gpu[model], size, share)) for size in range(1, batch + 1)]
     times = [
-        latency(gpu.gpu, gpu[model], size, solo(gpu[model], size, share), others).total_ms / 1e3
+        colocated_latency(gpu.gpu, gpu[model], size, solo(gpu[model], size, share), others).total_ms / 1e3
         for size, others in enumerate(beside, 1)
     ]
     rate = capacity_rps(times, slo)

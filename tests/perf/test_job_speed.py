@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from joulery.perf.job_speed import (
     EndedRun,
@@ -25,7 +26,6 @@ def runs(seconds: list[float], gpus: int = 1, kind: str = "ada/train", gpu_type:
 
 @pytest.mark.parametrize("freedom", [*range(1, 40), 100, 1000])
 def test_students_t_is_that_of_the_tables(freedom: int) -> None:
-    stdtrit = pytest.importorskip("scipy.special").stdtrit
     assert t95(freedom) == pytest.approx(float(stdtrit(freedom, 0.95)), rel=2e-3)
 
 

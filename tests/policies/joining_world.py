@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks._burst_controllers import PolicyController
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.perf.blend import rescaled, stretched
-from joulery.policies.family_change import family_of
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
-from joulery.sim.serving.burst_controllers import PolicyController
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.variants.changes import family_of
 from tests.policies.serving.test_slo_first import MS, VARIANTS, arriving, policy, predictor
 
 ENOUGH = 30
@@ -77,4 +77,4 @@ def joined(assumed_ms, true_ms, rate_rps=40.0, until_s=120.0, seed=0, join_s=30.
             table["third", piece] = service_s * ratio, cpu_s * ratio, watts
     times = arriving(lambda _: rate_rps, until_s, seed)
     plant = PlantSettings(made.objectives.slo.latency_s, 0.0, VARIANTS)
-    return ElasticService(table, times, plant, controller, seed).play(until_s + 5.0), controller
+    return ElasticService(table, times, plant, controller, seed).simulate(until_s + 5.0), controller

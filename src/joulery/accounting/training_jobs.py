@@ -164,7 +164,7 @@ def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries 
     return _measured(replace(tally, window=_grown(window, look), **changes), look, rules)
 
 
-def grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None) -> float:
+def job_grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | None) -> float:
     """Grams of energy spread evenly over a time; NaN where the intensity is not known all along."""
     if carbon is None or math.isnan(energy_j):
         return float("nan")
@@ -203,7 +203,7 @@ def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> dict[str,
         changes |= {"unmetered_s": tally.unmetered_s + max(0.0, -ahead_s), "ahead_s": max(0.0, ahead_s)}
     if not look.slots and not look.energy_j > 0:
         return changes
-    carbon_g = grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
+    carbon_g = job_grams(look.energy_j, look.t_s - look.elapsed_s, look.t_s, carbon)
     known = not math.isnan(carbon_g)
     return changes | {
         "energy_j": tally.energy_j + look.energy_j,

@@ -10,7 +10,7 @@ from joulery.domain.errors import ConfigError
 
 if TYPE_CHECKING:
     from joulery.app.planning.plans import SitePlan
-    from joulery.app.simulation import Played
+    from joulery.app.simulation import ScenarioResult
     from joulery.config import Site
     from joulery.domain.energy.footprint import Footprint
     from joulery.domain.energy.tensor_footprint import TensorFootprint
@@ -53,7 +53,7 @@ def plan(
 
 def simulate(
     scenario: str | Path, *, policies: Sequence[str] = (), seeds: int | None = None, **inputs: str | Path
-) -> Played:
+) -> ScenarioResult:
     """Run a scenario in virtual time: policies side by side on the same requests or jobs.
 
     Args:
@@ -68,11 +68,11 @@ def simulate(
     Raises:
         ConfigError, DataError: The scenario or an input is wrong.
     """
-    from joulery.app.simulation import Overrides, play
+    from joulery.app.simulation import Overrides, run_scenario
     from joulery.config.scenario import load_scenario
 
     given = {name: str(value) for name, value in inputs.items()}
-    return play(load_scenario(scenario), Overrides(tuple(policies), seeds, given), lambda done, total: None)
+    return run_scenario(load_scenario(scenario), Overrides(tuple(policies), seeds, given), lambda done, total: None)
 
 
 def account(

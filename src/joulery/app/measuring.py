@@ -69,12 +69,12 @@ def measure_command(
     """Run a command and measure it and its descendants, in a control group where this machine allows one.
 
     Of several tasks that a launcher started on this node, the first measures them all; the others become the command.
-    Arguments and errors are those of :func:`joulery.runtime.measuring.measure.measure_command`.
+    Arguments and errors are those of :func:`joulery.runtime.measuring.measure.run_measured`.
     """
     from joulery.app.wiring.share import make_run_group
     from joulery.runtime.measuring.launch import become
     from joulery.runtime.measuring.measure import Measured
-    from joulery.runtime.measuring.measure import measure_command as measure
+    from joulery.runtime.measuring.measure import run_measured as measure
 
     if place.task > 0:
         return Measured(*become(argv))
@@ -182,7 +182,7 @@ def measure(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     settings = Settings(period_s, None if meters is None else _specs(meters))
-    at_s = None if carbon_at is None else instant_s(carbon_at)
+    at_s = None if carbon_at is None else moment_s(carbon_at)
     terms = Terms(idle, pue, given, at_s, embodied_kg, lifetime_years)
     return Measurement(settings, terms, open_carbon(given), owner, Path(out) if out is not None else None)
 
@@ -248,7 +248,7 @@ def _specs(meters: Sequence[str]) -> tuple[MeterSpec, ...]:
     return tuple(parse_meter(text) for text in meters)
 
 
-def instant_s(value: str | float | datetime) -> float:
+def moment_s(value: str | float | datetime) -> float:
     """A moment as Unix seconds; without a time zone it is taken as UTC.
 
     Raises:
@@ -256,7 +256,7 @@ def instant_s(value: str | float | datetime) -> float:
     """
     if isinstance(value, str):
         try:
-            return instant_s(datetime.fromisoformat(value))
+            return moment_s(datetime.fromisoformat(value))
         except ValueError as error:
             raise ConfigError("no moment", got=value, expected="such as 2020-06-10T12:00Z") from error
     if isinstance(value, datetime):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from joulery.app.wiring.cluster import cluster_backend, jobs_of, one_cluster
 from joulery.config.parsing.reading import load
-from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
+from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch_lock
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     jobs = jobs_of(one_cluster(load(site), cluster)).model_copy(update={"backend": kind})
     folder = jobs.state.absolute()
     on_duty = take_over(folder / "watchdog.pid", os.getpid())
-    watch(SchedulerLock(folder), patience_s, lambda: cluster_backend(jobs), _say, relieved=lambda: not on_duty())
+    watch_lock(SchedulerLock(folder), patience_s, lambda: cluster_backend(jobs), _say, relieved=lambda: not on_duty())
     return 0
 
 

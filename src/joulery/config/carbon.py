@@ -280,11 +280,21 @@ def _from_zone(zone: str, given: dict[str, str]) -> CarbonConfig:
     if kind not in SERVICES:
         raise ConfigError(
             "unknown grid zone" if not kind else "unknown service of carbon intensity",
+            pointer="--zone",
             got=zone,
             expected="GB or a region of it, electricity-maps:ZONE, watttime:REGION, typical:GB (FR, DE)",
-            hint='without a network: --carbon FILE, or --carbon "250 g/kWh"',
+            hint=_zone_hint(zone.upper() if not kind else ""),
         )
     return _validated({"kind": kind, "zone": name, **given})
+
+
+def _zone_hint(zone: str) -> str:
+    """What to do about a zone without its service."""
+    without = 'without a network: --carbon FILE, or --carbon "250 g/kWh"'
+    if not zone:
+        return without
+    known = f"typical:{zone} (a typical day, assumed), " if zone in ("FR", "DE") else ""
+    return f"name the service that knows it: {known}electricity-maps:{zone} (needs a token); {without}"
 
 
 def _validated(values: dict[str, object]) -> CarbonConfig:

@@ -104,9 +104,29 @@ class ClockConfig(Section):
             raise problem("goes with governor fixed or busy-idle", at=("clock",))
         if self.min_mhz is not None and self.max_mhz is not None and self.min_mhz > self.max_mhz:
             raise problem("is above max", at=("min",))
-        if self.lease_s < 2 * self.period_s:
-            raise problem("must be at least twice the period", at=("lease",))
+        check_lease(self.period_s, self.lease_s)
         return self
+
+
+def check_lease(period_s: float, lease_s: float) -> None:
+    """Check that a setting stays while one renewal of its lease is late.
+
+    Raises:
+        PydanticCustomError: The lease is shorter than two periods.
+    """
+    if lease_s < 2 * period_s:
+        raise problem("must be at least twice the period", at=("lease",))
+
+
+def check_limit_times(period_s: float, trial_s: float, review_s: float, lease_s: float) -> None:
+    """Check the times of a search for a power limit.
+
+    Raises:
+        PydanticCustomError: The lease is shorter than two periods, or a trial than one, or longer than the review.
+    """
+    check_lease(period_s, lease_s)
+    if not 0 < period_s <= trial_s <= review_s:
+        raise problem("must lie between the period and the review", at=("trial",))
 
 
 class PowerLimitConfig(Section):
@@ -139,8 +159,5 @@ class PowerLimitConfig(Section):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PowerLimitConfig:
-        if self.lease_s < 2 * self.period_s:
-            raise problem("must be at least twice the period", at=("lease",))
-        if not 0 < self.period_s <= self.trial_s <= self.review_s:
-            raise problem("must lie between the period and the review", at=("trial",))
+        check_limit_times(self.period_s, self.trial_s, self.review_s, self.lease_s)
         return self

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from joulery.config.carbon import Url, Variable
+from joulery.config.devices import check_limit_times
 from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import Ratio, Seconds, Watts
 from joulery.config.parsing.section import Name, OutputPath, Section, Text
@@ -110,10 +111,7 @@ class PowerLimitsConfig(Section):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> PowerLimitsConfig:
-        if self.lease_s < 2 * self.period_s:
-            raise problem("must be at least twice the period", at=("lease",))
-        if not 0 < self.period_s <= self.trial_s <= self.review_s:
-            raise problem("must lie between the period and the review", at=("trial",))
+        check_limit_times(self.period_s, self.trial_s, self.review_s, self.lease_s)
         return self
 
 

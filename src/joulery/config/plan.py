@@ -14,6 +14,7 @@ from joulery.config.parsing.quantity import (
     GramsPerHourAboveZero,
     GramsPerKwhAboveZero,
     PerSecond,
+    QuantileRatio,
     Ratio,
     Seconds,
     UsdPerHour,
@@ -97,14 +98,8 @@ class TokenSloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 50 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
+    quantile_ratio: QuantileRatio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Quantile that stays below it, such as 99 %."""
-
-    @model_validator(mode="after")
-    def _quantile_is_inside(self) -> TokenSloConfig:
-        if not 0 < self.quantile_ratio < 1:
-            raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 99 %", at=("quantile",))
-        return self
 
 
 class LanguageSloConfig(Section):

@@ -14,6 +14,7 @@ from joulery.config.parsing.problem import problem
 from joulery.config.parsing.quantity import (
     GramsPerKwhAboveZero,
     PerSecond,
+    QuantileRatio,
     Ratio,
     Seconds,
     SecondsOrZero,
@@ -236,14 +237,8 @@ class TailConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 10 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
+    quantile_ratio: QuantileRatio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Quantile, such as 99 %."""
-
-    @model_validator(mode="after")
-    def _quantile_is_inside(self) -> TailConfig:
-        if not 0 < self.quantile_ratio < 1:
-            raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 99 %", at=("quantile",))
-        return self
 
     def as_slo(self) -> Slo:
         """The noun."""

@@ -12,7 +12,16 @@ from joulery.config.devices import GpuId
 from joulery.config.fleet import CpuConfig
 from joulery.config.loadgen import LoadConfig
 from joulery.config.parsing.problem import problem
-from joulery.config.parsing.quantity import Bytes, GramsPerKwhAboveZero, PerSecond, Ratio, Seconds, SecondsOrZero, Watts
+from joulery.config.parsing.quantity import (
+    Bytes,
+    GramsPerKwhAboveZero,
+    PerSecond,
+    QuantileRatio,
+    Ratio,
+    Seconds,
+    SecondsOrZero,
+    Watts,
+)
 from joulery.config.parsing.section import InputFile, InputFolder, Name, Section, Text
 from joulery.config.trials import TrialsConfig
 from joulery.domain.errors import ConfigError
@@ -193,16 +202,10 @@ class SloConfig(Section):
 
     latency_s: Seconds = Field(alias="latency")
     """The bound, such as 80 ms."""
-    quantile_ratio: Ratio = Field(alias="quantile", default=DEFAULT_QUANTILE)
+    quantile_ratio: QuantileRatio = Field(alias="quantile", default=DEFAULT_QUANTILE)
     """Quantile of the latencies that must stay below it, such as 95 %."""
     scope: Annotated[SloScope, Field(strict=False)] = SloScope.END_TO_END
     """end_to_end (queueing included) or service."""
-
-    @model_validator(mode="after")
-    def _quantile_is_inside(self) -> SloConfig:
-        if not 0 < self.quantile_ratio < 1:
-            raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 95 %", at=("quantile",))
-        return self
 
     def as_slo(self) -> Slo:
         """The noun."""
@@ -366,13 +369,7 @@ class ServiceConfig(Section):
             ConfigError: The service only names a model of a performance profile.
         """
         if self.family_config is None:
-            raise ConfigError(
-                f"service {self.name} names no models to run",
-                pointer="services",
-                got=f"model: {self.model}",
-                expected="a family",
-                hint="it can be planned as it is; to run it, say under `family` which models answer",
-            )
+            raise no_models(self, "services")
         return self.family_config
 
     @model_validator(mode="after")
@@ -466,6 +463,17 @@ class ServiceConfig(Section):
         for index, gpu in enumerate(self.gpus or ()):
             if gpu in (self.gpus or ())[:index]:
                 raise problem("stands twice; each GPU once", at=("gpus", index))
+
+
+def no_models(service: ServiceConfig, pointer: str) -> ConfigError:
+    """The error for a service that can be planned and not run."""
+    return ConfigError(
+        f"service {service.name} names no models to run",
+        pointer=pointer,
+        got=f"model: {service.model}" if service.model is not None else "variants of a performance profile",
+        expected="family",
+        hint=f"joulery plan plans it as it is; to run it, list the files of its models under {pointer}.family",
+    )
 
 
 def unique(names: list[str], at: tuple[str, ...]) -> None:

@@ -87,7 +87,7 @@ class Site(Section):
         aimed = self._aim
         if aimed is not None and self.service(aimed).load is not None:
             raise problem(f"service {aimed} has a load of its own", hint="keep one of the two", at=("load",))
-        self._pods_fit()
+        self._groups_fit()
         self._splits_can_be_kept()
         self._nodes_can_be_used()
         self._families_have_their_models()
@@ -159,7 +159,7 @@ class Site(Section):
                 hint = f"policy: {{kind: clover, consolidate: true}} of {never[0].name}"
                 raise problem("is of a node that is never left empty", hint=hint, at=(*at, index, "sleep"))
 
-    def _pods_fit(self) -> None:
+    def _groups_fit(self) -> None:
         """Each service's GPUs are listed, and its own unless GPUs may be shared."""
         listed = [device.gpu for device in self.fleet.devices]
         owner: dict[int | str, str] = {}

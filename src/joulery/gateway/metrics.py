@@ -226,13 +226,10 @@ class Metrics:
             histograms[1].observe(record.energy.energy_j)
 
     def decision(self, record: DecisionRecord) -> None:
-        """Count one decision by what became of it."""
+        """Count one decision by what became of it, and by its cause: a word (``intensity``, ``demand``)."""
         decision: Decision = record.decision
         self._decisions.labels(decision.policy, decision.kind, self._mode, record.outcome).inc()
-
-    def replan(self, cause: str) -> None:
-        """Count one plan made anew; ``cause`` is a word (``intensity``, ``demand``), not a sentence."""
-        self._replans.labels(self._causes(cause)).inc()
+        self._replans.labels(self._causes(decision.cause)).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format that the scraper's ``Accept`` asks for."""

@@ -33,7 +33,7 @@ from joulery.perf.interference.model import (
     ModelCoefficients,
     Neighbourhood,
     clock_mhz,
-    latency,
+    colocated_latency,
     solo,
 )
 from joulery.perf.power.clock_curves import V100, ClockModel
@@ -206,7 +206,7 @@ def predict_gpu(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> GpuPre
     """
     around = neighbourhood(gpu, instances)
     times = tuple(
-        latency(
+        colocated_latency(
             gpu.profile.gpu,
             gpu.profile[each.model],
             each.batch,

@@ -1,6 +1,6 @@
 """Cost of a run under the baseline, estimated from the periods in which the baseline ran.
 
-The periods of a switchback are a random sample of a run (:mod:`joulery.policies.switchback`). A cost of the
+The periods of a switchback are a random sample of a run (:mod:`joulery.policies.serving.switchback`). A cost of the
 whole run under the baseline is estimated by ratio: cost of the periods over their size (requests, or seconds), times
 the size of the whole run (W. G. Cochran, *Sampling Techniques*, 3rd ed., chapter 6).
 

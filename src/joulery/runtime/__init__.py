@@ -1,1 +1,1 @@
-"""Live loops: the sampler, the controller, the actuator; ``compose`` is the only wiring."""
+"""Live loops: sampling, tracing, profiling, serving, scheduling, leases. They take ports; ``app`` wires them."""

@@ -20,6 +20,7 @@ from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.pipeline_plan import PipelineGpu, PipelinePlan, PlannedPart, PlannedService
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.provisioning import Binding, PlannedGpu, PlannedInstance, ProvisionPlan, Violation
+from joulery.domain.json_numbers import known_number
 
 SCHEMA = "joulery.plan/1"
 Plan = ProvisionPlan | PipelinePlan | LayoutPlan | LanguagePlan
@@ -77,11 +78,11 @@ def _head(plan: Plan, kind: str, gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _violation(each: Violation) -> dict[str, Any]:
-    return {**dataclasses.asdict(each), "predicted": finite(each.predicted)}
+    return {**dataclasses.asdict(each), "predicted": known_number(each.predicted)}
 
 
 def _binding(found: Binding | None) -> dict[str, Any] | None:
-    return None if found is None else {**found._asdict(), "slack_ratio": finite(found.slack_ratio)}
+    return None if found is None else {**found._asdict(), "slack_ratio": known_number(found.slack_ratio)}
 
 
 def _share_and_batch(found: tuple[float, int] | None) -> dict[str, Any] | None:
@@ -113,11 +114,6 @@ def _compared(plan: Plan) -> dict[str, Any]:
     }
 
 
-def finite(value: float) -> float | None:
-    """A number; null for infinity and NaN, which JSON lacks."""
-    return value if math.isfinite(value) else None
-
-
 def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
     bound = plan.bound
     return {
@@ -131,7 +127,7 @@ def _shares_document(plan: ProvisionPlan) -> dict[str, Any]:
             "relaxed_cost_usd_per_hour": round(bound.relaxed_usd_per_hour, 6),
             "method": bound.method,
         },
-        "gap_ratio": finite(plan.gap_ratio),
+        "gap_ratio": known_number(plan.gap_ratio),
         "optimal": plan.optimal,
         "binding": _binding(plan.binding),
         **({} if plan.certificate is None else _optimum_document(plan.certificate, len(plan.gpus))),
@@ -181,13 +177,15 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
             "power_cap_w": certificate.power_cap_w,
             "carbon_cap_g_per_hour": certificate.carbon_cap_g_per_hour,
             "carbon_price": certificate.carbon_price,
-            "costs": [{**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.costs],
+            "costs": [
+                {**each._asdict(), "accuracy_ratio": known_number(each.accuracy_ratio)} for each in certificate.costs
+            ],
             "columns": [
                 {**each._asdict(), "instances": [one._asdict() for one in each.instances]}
                 for each in certificate.patterns
             ],
             "slices": [
-                {**each._asdict(), "accuracy_ratio": finite(each.accuracy_ratio)} for each in certificate.slices
+                {**each._asdict(), "accuracy_ratio": known_number(each.accuracy_ratio)} for each in certificate.slices
             ],
             "cuts": [{**each._asdict(), "slices": list(each.slices)} for each in certificate.cuts],
             "alike": [list(names) for names in certificate.alike],
@@ -206,8 +204,8 @@ def _shares_gpu_document(gpu: PlannedGpu) -> dict[str, Any]:
         "power_demand_w": gpu.demand_w,
         **({} if gpu.clock_set_mhz is None else {"mode": gpu.mode, **_clocks_document(gpu, gpu.clock_set_mhz)}),
         **({} if math.isnan(gpu.idle_w) else {"idle_w": gpu.idle_w, "host_w": gpu.host_w}),
-        "memory_bytes": finite(gpu.memory_bytes),
-        "memory_limit_bytes": finite(gpu.memory_limit_bytes),
+        "memory_bytes": known_number(gpu.memory_bytes),
+        "memory_limit_bytes": known_number(gpu.memory_limit_bytes),
         **({} if gpu.host is None else {"host": gpu.host}),
         "instances": [
             _instance_document(each)
@@ -230,10 +228,10 @@ def _chosen_document(each: PlannedInstance, mode: str, clock_mhz: float) -> dict
         "variant": each.model,
         "mode": mode,
         "clock_mhz": clock_mhz,
-        "accuracy_ratio": finite(each.accuracy_ratio),
-        "overhead_w": finite(each.overhead_w),
-        "requests_w": finite(each.requests_w),
-        "provided_rps": finite(each.provided_rps),
+        "accuracy_ratio": known_number(each.accuracy_ratio),
+        "overhead_w": known_number(each.overhead_w),
+        "requests_w": known_number(each.requests_w),
+        "provided_rps": known_number(each.provided_rps),
         **({"slice": each.slice, "processes": each.processes} if each.slice else {}),
     }
 
@@ -248,23 +246,23 @@ def _instance_document(each: PlannedInstance) -> dict[str, Any]:
         "rate_rps": each.rate_rps,
         "share_ratio": round(each.share_ratio, 12 if each.slice else 9),
         "batch": each.batch,
-        "max_delay_s": finite(each.max_delay_s),
-        "latency_s": finite(each.latency_s),
+        "max_delay_s": known_number(each.max_delay_s),
+        "latency_s": known_number(each.latency_s),
         "latency_parts_s": None
         if each.slice
         else {
             "load": parts.load_s,
             "schedule": parts.schedule_s,
             "active": parts.active_s,
-            "throttle": finite(parts.throttle_s),
+            "throttle": known_number(parts.throttle_s),
             "feedback": parts.feedback_s,
         },
-        "wait_s": finite(each.wait_s),
+        "wait_s": known_number(each.wait_s),
         "limit_s": each.limit_s,
-        "slack_s": finite(each.slack_s),
+        "slack_s": known_number(each.slack_s),
         "throughput_rps": each.throughput_rps,
         "slo_s": each.slo_s,
-        "memory_bytes": finite(each.memory_bytes),
+        "memory_bytes": known_number(each.memory_bytes),
     }
 
 
@@ -311,9 +309,9 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
         "replica": part.replica,
         "replicas": part.replicas,
         "rate_rps": part.rate_rps,
-        "latency_s": finite(service.latency_s),
+        "latency_s": known_number(service.latency_s),
         "slo_s": service.slo_s,
-        "slack_s": finite(service.slo_s - service.latency_s),
+        "slack_s": known_number(service.slo_s - service.latency_s),
         "stage": part.stage,
         "stages": part.stages,
         "shard": part.shard,
@@ -327,7 +325,7 @@ def _part_document(part: PlannedPart, service: PlannedService) -> dict[str, Any]
 
 def _stages_service_document(each: PlannedService) -> dict[str, Any]:
     document = dataclasses.asdict(each)
-    return {**document, "latency_s": finite(each.latency_s), "promised_ratio": each.required_ratio}
+    return {**document, "latency_s": known_number(each.latency_s), "promised_ratio": each.required_ratio}
 
 
 def _layouts_document(plan: LayoutPlan) -> dict[str, Any]:
@@ -402,7 +400,7 @@ def _language_document(plan: LanguagePlan) -> dict[str, Any]:
         "services": [_replicas_document(each) for each in plan.replicas],
         "alternatives": [each._asdict() for each in plan.alternatives],
         "violations": [
-            {"workload": each.service, "what": name, "predicted": finite(seconds), "allowed": part.limit_s}
+            {"workload": each.service, "what": name, "predicted": known_number(seconds), "allowed": part.limit_s}
             for each in plan.violations
             for name, seconds in each.simulated_s
             for part in each.parts
@@ -426,7 +424,7 @@ def _language_certificate(proof: LanguageCertificate) -> dict[str, Any]:
         "pool_price": dict(proof.pool_price),
         "rates_rps": dict(proof.rates_rps),
         "available": dict(proof.available),
-        "columns": [each._asdict() for each in proof.columns],
+        "columns": [each._asdict() for each in proof.candidates],
         "looser": [each._asdict() for each in proof.looser],
     }
 

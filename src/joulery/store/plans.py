@@ -42,6 +42,7 @@ from joulery.domain.gpu.provisioning import (
     ProvisionPlan,
     Violation,
 )
+from joulery.domain.json_numbers import or_nan
 from joulery.domain.quality import Quality
 from joulery.store.files import require_json
 from joulery.store.plan_documents import Plan
@@ -253,7 +254,7 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
         value=float(document["value"]),
         bound=float(bound["value"]),
         method=str(bound["method"]),
-        relaxed=_or_nan(bound.get("relaxed_value")),
+        relaxed=or_nan(bound.get("relaxed_value")),
         optimal=bool(document["optimal"]),
         power_w=float(document["power_w"]),
         demand_price=dict(known["demand_price"]),
@@ -266,24 +267,20 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
         power_cap_w=known["power_cap_w"],
         carbon_cap_g_per_hour=known.get("carbon_cap_g_per_hour"),
         costs=tuple(
-            CertifiedCost(**{**each, "accuracy_ratio": _or_nan(each["accuracy_ratio"])}) for each in known["costs"]
+            CertifiedCost(**{**each, "accuracy_ratio": or_nan(each["accuracy_ratio"])}) for each in known["costs"]
         ),
         patterns=tuple(
             CertifiedPattern(**{**each, "instances": tuple(CertifiedInstance(**one) for one in each["instances"])})
             for each in known["columns"]
         ),
         slices=tuple(
-            CertifiedSlice(**{**each, "accuracy_ratio": _or_nan(each["accuracy_ratio"])})
+            CertifiedSlice(**{**each, "accuracy_ratio": or_nan(each["accuracy_ratio"])})
             for each in known.get("slices", ())
         ),
         cuts=tuple(CertifiedCut(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())),
         alike=tuple(tuple(names) for names in known.get("alike", ())),
         limit_reached=bool(bound.get("limit_reached", False)),  # files of earlier versions do not say
     )
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _shares_plan(document: Mapping[str, Any]) -> ProvisionPlan:
@@ -312,9 +309,9 @@ def _shares_gpu(gpu: Mapping[str, Any]) -> PlannedGpu:
         power_w=float(gpu["power_w"]),
         instances=tuple(_instance(each) for each in gpu["instances"]),
         clock_set_mhz=None if gpu.get("clock_mhz") is None else float(gpu["clock_mhz"]),
-        idle_w=_or_nan(gpu.get("idle_w")),
-        host_w=_or_nan(gpu.get("host_w")),
-        memory_limit_bytes=_or_nan(gpu.get("memory_limit_bytes")),
+        idle_w=or_nan(gpu.get("idle_w")),
+        host_w=or_nan(gpu.get("host_w")),
+        memory_limit_bytes=or_nan(gpu.get("memory_limit_bytes")),
         host=gpu.get("host"),
         clock_ceiling_mhz=None if gpu.get("clock_ceiling_mhz") is None else float(gpu["clock_ceiling_mhz"]),
     )
@@ -330,12 +327,12 @@ def _instance(each: Mapping[str, Any]) -> PlannedInstance:
         share_ratio=float(each["share_ratio"]),
         batch=int(each["batch"]),
         max_delay_s=_known(each["max_delay_s"]),
-        wait_s=math.nan if each["wait_s"] is None else float(each["wait_s"]),
+        wait_s=or_nan(each["wait_s"]),
         parts=_latency_parts(each),
         limit_s=float(each["limit_s"]),
         throughput_rps=float(each["throughput_rps"]),
         slo_s=float(each["slo_s"]),
-        **{name: _or_nan(each.get(name)) for name in (*_MAYBE, "memory_bytes")},
+        **{name: or_nan(each.get(name)) for name in (*_MAYBE, "memory_bytes")},
         slice=str(each.get("slice", "")),
         processes=int(each.get("processes", 1)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from joulery.adapters.carbon.cache import Cached, cache_folder
+from joulery.adapters.carbon.cache import Cached, provider_folder
 from joulery.adapters.carbon.series import Meaning, Reading, assemble
 from joulery.domain.energy.carbon import CarbonSeries, Scope, Signal
 from joulery.domain.errors import DataError
@@ -295,7 +295,7 @@ def test_a_new_meaning_replaces_the_old_steps_it_overlaps(tmp_path: Path) -> Non
 
 
 def test_folders_keep_sources_apart_and_inside_the_root(tmp_path: Path) -> None:
-    folders = {cache_folder(tmp_path, "uk", zone) for zone in ("GB", "gb", "GB-1", "../..", "a/b", "..")}
+    folders = {provider_folder(tmp_path, "uk", zone) for zone in ("GB", "gb", "GB-1", "../..", "a/b", "..")}
     assert len(folders) == 6
     assert all(folder.parent == tmp_path / "carbon" for folder in folders)
 

@@ -227,7 +227,7 @@ LONDON = ZoneInfo("Europe/London")  # 2026-10-25 01:00 to 02:00 comes twice: fir
         ("2026-03-29T00:30:00", "2026-03-29T02:30:00", 3600, "2026-03-29T00:30:00+00:00"),
     ],
 )
-def test_the_hour_that_comes_twice_is_told_by_the_elapsed_time(
+def test_the_hour_that_comes_twice_is_resolved_by_the_elapsed_time(
     tmp_path: Path, start: str, end: str, elapsed_s: int, began: str
 ) -> None:
     (tmp_path / "jobs.txt").write_text(

@@ -287,7 +287,7 @@ def test_what_its_owner_wrote_since_the_last_look_stays_and_a_long_text_gets_non
 
 @given(st.text(alphabet="ab []:joulery=,", max_size=60), st.text(max_size=300), st.booleans())
 def test_the_owners_words_are_what_is_left(own: str, text: str, held: bool) -> None:
-    own = owner_words(own)  # an owner who writes joulery's own words loses them
+    own = owner_words(own)  # joulery's own words are taken out of an owner's text
     marked = f"{own} joulery:held".lstrip() if held else own
     shown = with_reason(marked, text)
     assert owner_words(shown) == own and has_reason(shown) and len(shown) <= len(marked) + 253
@@ -310,7 +310,7 @@ def test_an_operator_marks_jobs_behind_their_owners_words() -> None:
     assert [slurm.jobs[n]["comment"] for n in (1, 2)] == ["joulery:min=1,max=4", ""]
 
 
-def test_a_user_without_rights_schedules_his_own_jobs_and_is_told_once() -> None:
+def test_a_user_without_rights_schedules_his_own_jobs_and_is_informed_once() -> None:
     slurm = FakeSlurm(rights="user")
     slurm.submit(1)
     slurm.submit(2, user_name="bob")

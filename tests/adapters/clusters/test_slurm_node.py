@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joulery.adapters.clusters.slurm_node import job_of, node_placements, parse_gpus
+from joulery.adapters.clusters.slurm_node import gpu_ids, job_of, node_placements
 from joulery.domain.cluster import Placement
 
 
@@ -67,10 +67,10 @@ def test_a_job_on_several_nodes_knows_them_where_slurm_names_them_all(tmp_path: 
     ("text", "expected"), [("0", (0,)), ("0,2-3\n", (0, 2, 3)), ("", ()), ("GPU-3f2a", ()), (" 1 , 0", (0, 1))]
 )
 def test_numbers_of_boards(text: str, expected: tuple[int, ...]) -> None:
-    assert parse_gpus(text) == expected
+    assert gpu_ids(text) == expected
 
 
-def test_jobs_are_told_apart_by_who_started_what_and_on_how_many_nodes(tmp_path: Path) -> None:
+def test_jobs_are_distinguished_by_who_started_what_and_on_how_many_nodes(tmp_path: Path) -> None:
     process(tmp_path, 10, 1, SLURM_JOB_ID="7", SLURM_JOB_USER="ann", SLURM_JOB_NAME="train", SLURM_JOB_NUM_NODES="2")
     process(tmp_path, 20, 1, SLURM_JOB_ID="8", SLURM_JOB_NUM_NODES="many")
     first, second = node_placements(tmp_path)

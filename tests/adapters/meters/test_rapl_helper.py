@@ -219,7 +219,7 @@ def test_what_is_in_the_way_of_a_socket(path: Path) -> None:
     assert (group_number("0"), group_number("root")) == (0, 0)
 
 
-def test_a_group_is_told_by_the_kernel(cap: Powercap, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_identified_by_the_kernel(cap: Powercap, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rapl_server, "peer", lambda client: (1, 77, 88))
     with served(cap, path) as said:
         for _ in range(2):

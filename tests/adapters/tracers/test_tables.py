@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from joulery.adapters.tracers.files import read_events
 from joulery.adapters.tracers.tables import read_event_table, read_power_table
 from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.errors import DataError
@@ -23,8 +24,9 @@ HEAD = "op,start_ns,dur_ns,device,lane,phase\n"
 
 def test_events(tmp_path: Path) -> None:
     text = HEAD + 'a/b,1700000000000000001,10,CPU:0,main,forward\n"x,y",5,0,GPU:0,,\n'
-    for content in (text, gzip.compress(text.encode()), "\ufeff" + text.replace("\n", "\r\n")):
-        trace = read_event_table(written(tmp_path, content))
+    encoded = [text.encode(encoding) for encoding in ("utf-8", "utf-8-sig", "utf-16")]
+    for content in (*encoded, *map(gzip.compress, encoded), "\ufeff" + text.replace("\n", "\r\n")):
+        trace = read_events(written(tmp_path, content))
         assert trace.ops == ("a/b", "x,y") and trace.devices == ("CPU:0", "GPU:0")
         assert trace.start_ns.tolist() == [1700000000000000001, 5]
         assert trace.dur_ns.tolist() == [10, 0]
@@ -61,6 +63,14 @@ def test_bad_events_are_one_clear_error(tmp_path: Path, text: str | bytes, says:
     with pytest.raises(DataError, match=says) as caught:
         read_event_table(written(tmp_path, text))
     assert caught.value.file
+
+
+@pytest.mark.parametrize("kind", ["a workbook or an archive", "Parquet"])
+def test_other_files_are_named(tmp_path: Path, kind: str) -> None:
+    beginning = {"Parquet": b"PAR1", "a workbook or an archive": b"PK\x03\x04"}[kind]
+    for read in (read_event_table, read_power_table):
+        with pytest.raises(DataError, match=f"is {kind}, not CSV"):
+            read(written(tmp_path, beginning + b"\0" * 20))
 
 
 def test_gzip_cut_short_is_reported(tmp_path: Path) -> None:

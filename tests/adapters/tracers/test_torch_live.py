@@ -226,7 +226,7 @@ def test_operations_of_a_module_compiled_without_kernels_stand_below_its_region(
     assert {region.partition(":")[0] for region in regions} == composites, "no module is known, but the operations are"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler: torch.compile needs g++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: torch.compile needs it")
 def test_the_modules_of_a_compiled_model_are_named_compiled_anew_or_from_the_cache(
     recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

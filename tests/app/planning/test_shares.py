@@ -102,3 +102,33 @@ def test_the_keys_of_a_site_reach_the_plan(tmp_path):
 def test_the_memory_of_a_board_is_the_catalogs_where_it_is_not_stated(tmp_path):
     (tmp_path / "site.yaml").write_text(RANDOM.format(margin="").replace(", memory: 16 GB", ""))
     assert share_request(load(tmp_path / "site.yaml")).types[0].memory_bytes == pytest.approx(16e9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        ("H100", ("--mps", "profile_file", "plan.language"), ("did you mean",)),
+        ("A100-40GB", ("--mps", "profile_file", "columns"), ("did you mean", "plan.language")),
+        ("p3.2xlarge", ("profile: v100", "--mps"), ("did you mean",)),
+        ("V1000", ("did you mean profile: v100?", "--mps"), ()),
+    ],
+)
+def test_a_gpu_type_without_a_profile_is_named_by_its_key_with_what_can_be_done(tmp_path, name, said, unsaid):
+    text = RANDOM.format(margin="").replace(", profile: v100-calibrated", "").replace("V100", name)
+    (tmp_path / "site.yaml").write_text(text)
+    assert f"name: {name}" in text and "profile" not in text
+    with pytest.raises(ConfigError) as caught:
+        share_request(load(tmp_path / "site.yaml"))
+    error = caught.value
+    assert (error.pointer, error.got) == ("fleet.gpus.0.name", name)
+    assert "v100-calibrated" in error.expected
+    assert [part for part in said if part not in error.hint] == []
+    assert [part for part in unsaid if part in error.hint] == []
+
+
+def test_a_wrong_profile_is_named_by_its_key(tmp_path):
+    (tmp_path / "site.yaml").write_text(RANDOM.format(margin="").replace("profile: v100-calibrated", "profile: v1000"))
+    with pytest.raises(ConfigError) as caught:
+        share_request(load(tmp_path / "site.yaml"))
+    assert (caught.value.pointer, caught.value.got) == ("fleet.gpus.0.profile", "v1000")
+    assert "v100" in caught.value.hint

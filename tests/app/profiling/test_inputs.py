@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
+from joulery.app.profiling.inputs import inputs_for, prompts_from, read_arrivals
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.tensors import TensorSpec
 
@@ -43,8 +43,8 @@ def test_a_folder_without_photographs_says_so(tmp_path):
 def test_prompts_are_lines_and_there_are_some_of_our_own(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("\ufeffWho was here?\n\n  Say föö. \n")
-    assert read_prompts(file) == ["Who was here?", "Say föö."]
-    ours = read_prompts(None)
+    assert prompts_from(file) == ["Who was here?", "Say föö."]
+    ours = prompts_from(None)
     assert len(set(ours)) == len(ours) >= 10
 
 
@@ -56,7 +56,7 @@ def test_prompts_that_are_none_are_one_clear_error(tmp_path, content, said):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(DataError, match=said) as caught:
-        read_prompts(file)
+        prompts_from(file)
     assert caught.value.file == str(file)
 
 

@@ -14,7 +14,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.perf.blend import rescaled
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 from tests.app.serving.test_service import profile
 
 ONE, TWO = cpu_slices((1,))[0], cpu_slices((2,))[0]

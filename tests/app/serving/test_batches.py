@@ -13,8 +13,8 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.profile import Profile, Timings
-from joulery.policies.serving.layout_space import cpu_slices
 from joulery.policies.serving.observation import Observation
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.runtime.serving.controller import batched, occupied_s
 from joulery.runtime.serving.layout_actuator import LayoutActuator
 from joulery.ui.reports.profile_text import service_profile_view

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.app.serving.gateways.handle import GatewayGroup, first_unstored
-from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, state_folder
+from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, gateways_folder
 from joulery.app.serving.gateways.stored_marks import MARKS, StoredMarks
 from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.serving.requests import ROW, RequestRecorder
+from joulery.runtime.session.requests import ROW, RequestRecorder
 from tests.runtime.site_files import toy_site
 
 
@@ -72,11 +72,11 @@ def test_a_gateway_that_still_starts_is_not_silent(tmp_path: Path, joined: bool,
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     site = load(toy_site(tmp_path, changed={"drain: 2 s}": "drain: 2 s, gateways: {state: state}}"}))
-    folder = state_folder(site)
+    folder = gateways_folder(site)
     assert folder == tmp_path / "state" and folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o750)
     with pytest.raises(ConfigError, match="its user's alone") as caught:
-        state_folder(site)
+        gateways_folder(site)
     assert caught.value.hint == f"chmod 700 {folder}"
 
 

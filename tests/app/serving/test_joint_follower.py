@@ -15,7 +15,7 @@ from joulery.config.plan import ObjectiveWeights
 from joulery.config.site import Mode
 from joulery.domain.gpu.optimum import objective_of
 from joulery.domain.serving.engine import Outcome
-from joulery.runtime.serving.history import policy_entry, step_entry
+from joulery.runtime.session.history import policy_entry, step_entry
 from tests.app.planning.test_joint_over_time import site_file
 
 

@@ -22,15 +22,15 @@ from joulery.domain.gpu.device import DeviceSpec, Knob
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.serving.engine import ReplicaState, ReplicaView, Transition
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.policies.consolidation import Consolidation
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.consolidation import Consolidation
 from joulery.policies.serving.observation import SET_LAYOUT
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.layout_actuator import LayoutActuator
 from joulery.runtime.serving.nodes.places import NodePlaces
 from joulery.runtime.serving.nodes.sleep import SleepingNodes, SleepRule, SleepWorld
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.requests import RequestWindow
 from tests.app.serving.test_service import profile
 from tests.runtime.site_files import toy_site
 

@@ -23,7 +23,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 from tests.policies.serving.test_predictive_policy import seen
 from tests.runtime.site_files import toy_site
 

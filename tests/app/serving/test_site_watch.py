@@ -19,10 +19,10 @@ from joulery.domain.serving.engine import (
     RequestRecord,
 )
 from joulery.domain.serving.profile import Timings
-from joulery.policies.serving.layout_space import cpu_slices
-from joulery.policies.traffic_split import TrafficSplit
-from joulery.runtime.serving.requests import RequestWindow
+from joulery.policies.serving.search.layout_space import cpu_slices
+from joulery.policies.serving.variants.traffic_split import TrafficSplit
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.requests import RequestWindow
 from joulery.steady_time import unix_s
 from tests.app.serving.test_service import profile, two_cores  # noqa: F401 - a fixture
 from tests.policies.serving.trial_world import trying

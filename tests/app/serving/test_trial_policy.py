@@ -7,7 +7,7 @@ from joulery.config.serving import RayEngine
 from joulery.config.site import Mode
 from joulery.domain.errors import ConfigError
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
 from tests.app.serving.test_service import profile
 from tests.runtime.site_files import toy_site
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from joulery.app.planning.plans import plan_site
-from joulery.app.simulation import Overrides, play
+from joulery.app.simulation import Overrides, run_scenario
 from joulery.config import load
 from joulery.config.scenario import load_scenario
 from joulery.domain.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ def planned(tmp_path, name="plan.json", profile="profile: v100-calibrated", gpu=
 
 def simulated(tmp_path, plans, more=""):
     (tmp_path / "scenario.yaml").write_text(SCENARIO.format(more=more, plans=plans))
-    return play(load_scenario(tmp_path / "scenario.yaml"), Overrides(), lambda done, total: None).document
+    return run_scenario(load_scenario(tmp_path / "scenario.yaml"), Overrides(), lambda done, total: None).document
 
 
 def slower(factor, models=("alexnet", "ssd")):

@@ -31,7 +31,7 @@ def energy(trace: PowerTrace, *edges_s: float) -> list[float]:
     return energy_by_bin(power_steps(trace), np.array([round(t * S) for t in edges_s]))[0].tolist()
 
 
-def test_phases_shorter_than_the_distance_of_the_readings_are_told_apart() -> None:
+def test_phases_shorter_than_the_distance_of_the_readings_are_distinguished() -> None:
     read = counter([0, 1, 2, 3], [1000, 1400, 1800, 2200])
     assert energy(read, 0, 0.5, 1.0) == pytest.approx([200, 200])
     fine = refined(read, *square(3.0))

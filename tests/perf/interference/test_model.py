@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog import names, profile
 from joulery.perf.catalog.synthetic_t4 import synthetic_t4
-from joulery.perf.interference.model import Neighbourhood, clock_mhz, demand_w, latency, solo
+from joulery.perf.interference.model import Neighbourhood, clock_mhz, colocated_latency, demand_w, solo
 from tests.data_folder import data_folder
 
 V100 = profile("v100")
@@ -25,7 +25,7 @@ def together(processes, coefficients=V100):
     for each in solos:
         around = around.with_process(each)
     return [
-        latency(coefficients.gpu, coefficients[model], batch, own, around)
+        colocated_latency(coefficients.gpu, coefficients[model], batch, own, around)
         for (model, batch, _), own in zip(processes, solos, strict=True)
     ], around
 
@@ -115,7 +115,7 @@ def test_times_are_never_negative_and_the_clock_never_above_its_maximum(processe
 
 def test_a_demand_that_leaves_no_clock_takes_for_ever():
     around = Neighbourhood(2, 5000.0, 10.0)
-    assert latency(V100.gpu, V100["vgg19"], 1, solo(V100["vgg19"], 1, 50.0), around).gpu_ms == float("inf")
+    assert colocated_latency(V100.gpu, V100["vgg19"], 1, solo(V100["vgg19"], 1, 50.0), around).gpu_ms == float("inf")
 
 
 def test_an_unknown_model_is_named_with_those_that_are_known():

@@ -4,7 +4,7 @@ import pytest
 
 from joulery.domain.quantile import quantile_of
 from joulery.perf.catalog import profile
-from joulery.perf.interference.model import Neighbourhood, latency, solo
+from joulery.perf.interference.model import Neighbourhood, colocated_latency, solo
 from tests.perf.interference.published_pairs import published_pairs, published_solo
 
 
@@ -15,7 +15,7 @@ def predicted_ms(known, processes):
     for one in alone:
         around = around.with_process(one)
     return [
-        latency(known.gpu, known[model], batch, own, around).total_ms
+        colocated_latency(known.gpu, known[model], batch, own, around).total_ms
         for (model, batch, _), own in zip(processes, alone, strict=True)
     ]
 

@@ -13,8 +13,8 @@ from joulery.perf.interference.model import (
     ModelCoefficients,
     Neighbourhood,
     clock_mhz,
+    colocated_latency,
     demand_w,
-    latency,
     solo,
 )
 from joulery.perf.interference.runs import (
@@ -38,7 +38,7 @@ def played(profile: InterferenceProfile, name: str, *, hardware: bool) -> list[S
         own, around = solo(profile[name], batch, share), Neighbourhood()
         for _ in range(copies):
             around = around.with_process(own)
-        took = latency(profile.gpu, profile[name], batch, own, around)
+        took = colocated_latency(profile.gpu, profile[name], batch, own, around)
         power = min(demand_w(profile.gpu, around), profile.gpu.power_cap_w)
         runs.append(ShareRun(copies, batch, share, took.total_ms, power, clock_mhz(profile.gpu, around)))
     return runs

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.classes import LengthClasses, calibrate, judge, rounded_class
+from joulery.perf.lengths.classes import LengthClasses, fit_classes, judge, rounded_class
 from tests.data_folder import data_folder
 
 
@@ -36,7 +36,7 @@ def test_the_released_predictor_is_as_good_as_it_was_measured_to_be() -> None:
     assert quality.kendall_tau == pytest.approx(0.636, abs=0.02)
     assert quality.pairwise == pytest.approx(0.778, abs=0.01)
     assert (quality.l1, quality.mse) == (pytest.approx(0.482, abs=0.03), pytest.approx(0.674, abs=0.05))
-    calibration = calibrate(scores, tokens)
+    calibration = fit_classes(scores, tokens)
     means = calibration.mean([0, 1, 2, 3])
     assert means == pytest.approx([36, 121, 228, 314], rel=0.03)
     assert bool(np.all(calibration.upper([0, 1, 2, 3]) > means))
@@ -57,7 +57,7 @@ def test_kendall_and_pairs_agree_with_the_definition(rows: list[tuple[int, int]]
 
 @given(st.lists(st.tuples(st.floats(0, 4), st.floats(1, 1000)), min_size=1, max_size=80))
 def test_calibrated_lengths_never_fall_as_the_score_rises(rows: list[tuple[float, float]]) -> None:
-    calibration = calibrate([row[0] for row in rows], [row[1] for row in rows])
+    calibration = fit_classes([row[0] for row in rows], [row[1] for row in rows])
     grid = np.linspace(-1, 5, 61)
     assert bool(np.all(np.diff(calibration.mean(grid)) >= -1e-9))
     assert bool(np.all(calibration.upper(grid) >= calibration.mean(grid) - 1e-9))
@@ -77,6 +77,6 @@ def test_nothing_to_learn_from_is_an_error() -> None:
     with pytest.raises(DataError, match="ascending"):
         LengthClasses(np.array([2.0, 1.0, 3.0, 4.0]))
     with pytest.raises(DataError, match="as many"):
-        calibrate([1.0], [])
+        fit_classes([1.0], [])
     with pytest.raises(DataError, match="as many"):
         judge([], [], LengthClasses.of([1.0]))

@@ -13,7 +13,7 @@ from joulery.domain.serving.profile import SliceProfile, Timings
 from joulery.perf.queues.batched_pool import BatchInstance, batch_value, serve_batches
 from joulery.perf.queues.fifo_pool import PoolInstance, serve
 from joulery.perf.queues.pull_queue import capacity_rps, poisson_arrivals, replay, uniform_draws
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 
 ONE = cpu_slices((1,))[0]
 SIZES, TIMES = (1, 2, 4), (0.010, 0.012, 0.016)

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._limited_service import LimitedServiceLoad, LimitedServiceRun, run_limited_service
 from joulery.domain.errors import ConfigError
-from joulery.policies.clocks.limit_comparison import LimitComparison, LimitRecord, WindowTotals, WorkTotals, compared
+from joulery.policies.clocks.limit_comparison import (
+    LimitComparison,
+    LimitRecord,
+    WindowTotals,
+    WorkTotals,
+    compare_windows,
+)
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, LimitPhase
 from joulery.policies.clocks.service_limit import (
     ServiceLimitState,
@@ -21,7 +28,6 @@ from joulery.policies.clocks.service_limit import (
     ServicePressure,
     ServingDeviceView,
 )
-from joulery.sim.clocks.limited_service import LimitedServiceLoad, LimitedServiceRun, run_limited_service
 
 TUNER = ServiceLimitTuner("cpu", trial_s=5.0, settle_s=0.5, period_s=0.5, review_s=3600.0)
 RATIOS = (1.0, *LIMIT_RATIOS)
@@ -205,12 +211,12 @@ def test_an_unread_meter_and_an_idle_device_keep_full_power() -> None:
 def test_a_mix_of_kinds_is_no_slowdown_and_other_work_no_saving() -> None:
     full = WindowTotals(0.0, 1000.0, 10.0, (WorkTotals("a", 0, 0, 0, 50, 50.0, 5.0), WorkTotals("b", 0, 0, 0, 5, 5, 5)))
     other = (WorkTotals("a", 0, 0, 0, 10, 10.0, 1.1), WorkTotals("b", 0, 0, 0, 9, 9.0, 9.9))
-    found = compared(full, WindowTotals(0.0, 900.0, 10.0, other))
+    found = compare_windows(full, WindowTotals(0.0, 900.0, 10.0, other))
     assert math.exp(found.slowdown) == pytest.approx(1.1)
     assert math.exp(found.energy) == pytest.approx(0.9)  # the same work, 10 of 10 s at full power
-    assert math.isnan(compared(full, WindowTotals(0.0, 900.0, 10.0, other[:1])).energy)  # a tenth of the work
+    assert math.isnan(compare_windows(full, WindowTotals(0.0, 900.0, 10.0, other[:1])).energy)  # a tenth of the work
     unknown = (WorkTotals("c", 0, 0, 0, 9, 9.0, 9.9),)
-    assert not compared(full, WindowTotals(0.0, 900.0, 10.0, unknown)).usable
+    assert not compare_windows(full, WindowTotals(0.0, 900.0, 10.0, unknown)).usable
 
 
 def test_a_verdict_needs_four_comparisons_and_certainty() -> None:

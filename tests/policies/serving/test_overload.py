@@ -12,14 +12,14 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.caution import MOST_CAUTION
-from joulery.policies.serving.layout_space import cpu_slices, slice_menu
+from joulery.policies.serving.caution import MOST_CAUTION
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import TRY_LAYOUT, Sample
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
+from joulery.policies.serving.search.layout_space import cpu_slices, slice_menu
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
 from tests.policies.serving import trial_world
 from tests.policies.serving.test_predictive_policy import seen
 from tests.policies.serving.trial_world import World

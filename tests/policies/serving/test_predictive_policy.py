@@ -13,12 +13,12 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.messages import predicted, short
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 
 ONE, TWO = (Slice(SliceKind.CPU, cores=n) for n in (1, 2))
 ACCURACY = {"lite0": 0.751, "lite1": 0.767, "lite2": 0.776}

@@ -2,7 +2,7 @@
 
 from joulery.domain.gpu.mig import GIB
 from joulery.domain.serving.service import Slice
-from joulery.policies.serving.layout_space import misfits, size_of, slice_menu
+from joulery.policies.serving.search.layout_space import misfits, size_of, slice_menu
 
 
 def test_sizes_are_cores_slices_percent_or_one() -> None:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks._burst_controllers import PolicyController, ProteusController
+from benchmarks._elastic_service import ElasticService, PlantSettings
 from joulery.domain.errors import DataError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.quality import Quality
@@ -16,15 +18,13 @@ from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind, Slo, SloScope
 from joulery.perf.layouts import Predictor, batched_within
-from joulery.policies.serving import predictive_search
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
+from joulery.policies.serving.search import predictive_search
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout, leanest_layout
 from joulery.policies.serving.slo_first import NO_THREAT, VariantScaler, admission, present_rps, slowdown, threat
-from joulery.sim.serving.burst_controllers import PolicyController, ProteusController
-from joulery.sim.serving.elastic_service import ElasticService, PlantSettings
 from tests.policies.serving.test_predictive_policy import seen
 
 MS = {"small": 2.0, "medium": 6.0, "large": 15.0}
@@ -89,7 +89,7 @@ def play(made, rate, until_s=90.0, seed=0, *, loaded=VARIANTS, slow=1.0, start_s
         for e in known.profile.entries
     }
     service = ElasticService(table, arriving(rate, until_s, seed), plant, controller, seed, batches=batches)
-    return service.play(until_s + 5.0), controller
+    return service.simulate(until_s + 5.0), controller
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_weight_of_0_or_1_and_a_grid_of_zeros_keep_the_slo(lambda_ratio, g_per
     }
     plant = PlantSettings(0.1, loaded=VARIANTS)
     controller = PolicyController(made, g_per_kwh)
-    outcome = ElasticService(table, arriving(step_of(20.0, 150.0), 80.0, 0), plant, controller).play(85.0)
+    outcome = ElasticService(table, arriving(step_of(20.0, 150.0), 80.0, 0), plant, controller).simulate(85.0)
     assert outcome.attainment_ratio >= 0.99 and outcome.refused == 0
     calm = {name for name, t_s in zip(outcome.variant, outcome.arrival_s, strict=True) if 5.0 < t_s < 25.0}
     if lambda_ratio == 1.0 and g_per_kwh == 400.0:
@@ -355,7 +355,7 @@ def test_answers_are_in_time_though_the_machine_is_slower_than_any_profile_shows
     controller = HiddenDelay(made, hidden)
     plant = PlantSettings(0.1, loaded=VARIANTS, slowdown=lambda _: hidden)
     rate = step_of(20.0, 1000.0, 10.0, 25.0)
-    outcome = ElasticService(table, arriving(rate, 30.0, seed), plant, controller, seed).play(35.0)
+    outcome = ElasticService(table, arriving(rate, 30.0, seed), plant, controller, seed).simulate(35.0)
     burst = (outcome.arrival_s >= 12.0) & (outcome.arrival_s < 25.0)  # 2 s to react
     answered = outcome.latency_s[burst & np.isfinite(outcome.latency_s)]
     assert np.mean(answered <= 0.1) >= 0.99

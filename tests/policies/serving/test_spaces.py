@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.layout import Layout
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts
 
 
 def test_two_cores_three_variants_are_nine_layouts():

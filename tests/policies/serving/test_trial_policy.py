@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from joulery.domain.errors import DataError, InfeasibleError
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, slice_menu
 from joulery.policies.serving.objective import ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, TRY_LAYOUT, Observation
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, slice_menu
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
 from tests.policies.serving.trial_world import BASE, RATE, World, truth, trying
 
 SEARCHES = pytest.mark.parametrize("search", ["clover", "learning"])

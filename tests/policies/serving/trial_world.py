@@ -7,12 +7,12 @@ from typing import Any
 from joulery.domain.decisions import Decision
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, slice_menu
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import Observation, Sample
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, slice_menu
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
 from tests.policies.serving.test_predictive_policy import ACCURACY
 from tests.policies.serving.test_predictive_policy import policy as predicting
 

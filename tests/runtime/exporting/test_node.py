@@ -100,7 +100,7 @@ def gpu(held, **more):
     return Node(Script(((0.0, 200.0),), device="gpu:0"), held={"gpu:0": held}, **more)
 
 
-def test_a_board_is_its_holders_and_one_nobody_can_name_is_unattributed():
+def test_a_board_is_its_holders_and_one_without_a_known_holder_is_unattributed():
     node = gpu({1: 0.25, 2: 0.75})
     node.use.processes = {1: (JOB, 0.0), 2: (WEB, 0.0)}
     node.run(10)

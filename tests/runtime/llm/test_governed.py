@@ -12,7 +12,7 @@ from joulery.policies.ordering import Aging
 from joulery.runtime.llm.governed import capacity, colocated_llms, slo_of
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.statistics import SPAN_S, RecentTraffic, StepObserver
-from joulery.runtime.serving.plans.colocated import ProgressClock
+from joulery.runtime.session.progress_clock import ProgressClock
 from tests.adapters.engines.support import until
 from tests.runtime.llm.fakes import FakeEngine, FakeMachine, ask
 from tests.runtime.llm.test_service import read, service_of

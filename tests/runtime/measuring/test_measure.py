@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import joulery
-from joulery.app.measuring import instant_s
+from joulery.app.measuring import moment_s
 from joulery.domain.energy.carbon import Signal
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
@@ -206,9 +206,9 @@ def test_wrong_arguments_are_refused_at_once(arguments: dict[str, object], kind:
 
 
 def test_a_moment_in_its_forms() -> None:
-    assert instant_s("2020-06-10T12:00Z") == instant_s("2020-06-10T14:00+02:00") == 1591790400.0
-    assert instant_s("2020-06-10T12:00") == instant_s(datetime(2020, 6, 10, 12, tzinfo=UTC)) == 1591790400.0
-    assert instant_s(datetime(2020, 6, 10, 12)) == 1591790400.0  # noqa: DTZ001
-    assert instant_s(12.5) == 12.5
+    assert moment_s("2020-06-10T12:00Z") == moment_s("2020-06-10T14:00+02:00") == 1591790400.0
+    assert moment_s("2020-06-10T12:00") == moment_s(datetime(2020, 6, 10, 12, tzinfo=UTC)) == 1591790400.0
+    assert moment_s(datetime(2020, 6, 10, 12)) == 1591790400.0  # noqa: DTZ001
+    assert moment_s(12.5) == 12.5
     with pytest.raises(ConfigError, match="no moment"):
-        instant_s("noon")
+        moment_s("noon")

@@ -140,7 +140,7 @@ def test_a_reset_is_warned_of():
     assert (cost.energy_j, cost.coverage_ratio) == (pytest.approx(1000.0), pytest.approx(0.5, rel=1e-3))
 
 
-def test_a_gpu_that_nobody_else_uses_is_the_programs():
+def test_a_gpu_without_other_users_is_the_programs():
     hand = Hand(Script(((0.0, 200.0),), device="gpu:0"))
     hand.meter.begin_window("a")
     hand.run(10)

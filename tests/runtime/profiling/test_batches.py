@@ -7,7 +7,7 @@ import pytest
 
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.tensors import TensorSpec
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.runtime.profiling.slices import Plan, batch_sizes, measure
 from tests.runtime.profiling.test_slices import MODELS, ToyEngine
 

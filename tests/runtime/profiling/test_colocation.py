@@ -24,7 +24,7 @@ from joulery.domain.serving.engine import (
     Transition,
 )
 from joulery.domain.serving.tensors import TensorSpec
-from joulery.perf.interference.model import Neighbourhood, latency, solo
+from joulery.perf.interference.model import Neighbourhood, colocated_latency, solo
 from joulery.runtime.profiling.colocation import ColocatedInstance, Design, cpu_as_gpu, measure_together
 
 MODELS = {name: ModelRef(ModelKind.PYTHON, f"toys:{name}") for name in ("light", "heavy")}
@@ -96,8 +96,8 @@ async def test_the_fit_finds_the_law_and_says_how_well():
     assert light.pcie_contention == heavy.pcie_contention == 1.0, "a CPU core has no PCIe"
     mine = solo(light, 4, 50.0)
     around = Neighbourhood().with_process(mine).with_process(solo(heavy, 4, 50.0))
-    beside = latency(profile.gpu, light, 4, mine, around).total_ms
-    assert beside > 1.1 * latency(profile.gpu, light, 4, mine, Neighbourhood().with_process(mine)).total_ms
+    beside = colocated_latency(profile.gpu, light, 4, mine, around).total_ms
+    assert beside > 1.1 * colocated_latency(profile.gpu, light, 4, mine, Neighbourhood().with_process(mine)).total_ms
 
 
 async def test_apart_every_instance_has_cores_of_its_own():

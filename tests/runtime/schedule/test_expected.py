@@ -10,7 +10,7 @@ from joulery.accounting.forecasts import ForecastScore, coverage
 from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import ClusterJob, ClusterNode, ClusterSnapshot, JobState
 from joulery.runtime.schedule.expected import expected_starts, job_forecasts, outcomes
-from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, forecast_event, replay
+from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, forecast_event, replay_events
 from tests.runtime.schedule.fake_cluster import FakeCluster
 from tests.runtime.schedule.test_scheduler import World, as_json
 
@@ -41,7 +41,7 @@ def test_progress_is_better_than_a_time_limit_and_without_either_no_start_is_kno
     assert starts(1, job(1, JobState.STOPPING, slots=1), job(2), job(3)) == {2: NOW_S}, "how long 2 takes is unknown"
 
 
-def test_pools_do_not_wait_for_each_other_and_a_blocked_job_holds_up_nobody() -> None:
+def test_pools_do_not_wait_for_each_other_and_a_blocked_job_holds_up_no_other() -> None:
     nodes = (ClusterNode("a", 1, 0, "a"), ClusterNode("b", 1, 1, "b"))
     jobs = (
         job(1, JobState.RUNNING, pool="a"), job(2, pool="a"), job(3, pool="b", blocked="Licenses"),
@@ -84,7 +84,7 @@ def test_the_scheduler_checks_its_forecasts_and_keeps_what_it_learned(tmp_path: 
     world.crash()
     assert as_json(before.scores) == as_json(world.scheduler.state.scores)
     assert as_json(before.forecasts) == as_json(world.scheduler.state.forecasts)
-    short, unread = replay(orjson.loads(orjson.dumps(compacted(before))))
+    short, unread = replay_events(orjson.loads(orjson.dumps(compacted(before))))
     assert unread == 0 and as_json(short.scores) == as_json(before.scores)
     assert as_json(short.forecasts) == as_json(before.forecasts)
     world.run(4200, 3.0)

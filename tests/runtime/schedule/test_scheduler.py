@@ -29,7 +29,7 @@ from joulery.runtime.schedule.state import (
     apply_event,
     compacted,
     plan_event,
-    replay,
+    replay_events,
     tallies_event,
 )
 from joulery.store.journal import Journal
@@ -1017,7 +1017,7 @@ def test_lengths_of_ended_jobs_outlive_a_crash_and_lead_to_the_order_of_submissi
     assert len(ended) >= 4 and all(slot_s == pytest.approx(20.0, abs=3.0) for slot_s in ended)
     w.crash()
     assert w.scheduler.state.ended_slot_s == ended
-    assert replay(compacted(w.scheduler.state))[0].ended_slot_s == ended
+    assert replay_events(compacted(w.scheduler.state))[0].ended_slot_s == ended
     w.run(25)
     last = w.said("round")[-1]
     assert "in order of submission" in last["text"]

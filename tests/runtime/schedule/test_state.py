@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.domain.cluster import JobState
-from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, replay
+from joulery.runtime.schedule.state import SchedulerState, apply_event, compacted, replay_events
 from joulery.store.journal import Journal
 from tests.runtime.schedule.fake_cluster import FakeCluster
 from tests.runtime.schedule.test_scheduler import World, as_json
@@ -95,10 +95,10 @@ def test_replay_gives_the_state_of_the_scheduler_after_any_sequence(operations: 
         for name, number in operations:
             operate(world, name, number)
             with Journal(world.file) as journal:
-                state, unread = replay(journal.entries)
+                state, unread = replay_events(journal.entries)
             assert unread == 0
             assert as_json(compacted(state)) == as_json(compacted(world.scheduler.state))
-            again, _ = replay([*map(_read_back, compacted(state))])
+            again, _ = replay_events([*map(_read_back, compacted(state))])
             assert as_json(compacted(again)) == as_json(compacted(state)), "a compacted journal gives the same state"
         world.journal.close()
 

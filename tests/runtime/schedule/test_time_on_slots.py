@@ -41,7 +41,7 @@ class Machine:
     runs: dict[int, list[tuple[float, float]]]
     exact: bool = True
     now_s: float = 0.0
-    told_s: float = -1.0
+    reported_s: float = -1.0
     kinds: list[object] = field(default_factory=list)
 
     # the cluster
@@ -92,13 +92,13 @@ class Machine:
         found = []
         for number, runs in self.runs.items():
             for at, run in enumerate(runs):
-                if self.told_s < run[1] <= self.now_s:
+                if self.reported_s < run[1] <= self.now_s:
                     used_s = run[1] - run[0]
                     found.append(Placement(number, (10 * number + at,), 1, (number,), run=self._run(run), ended=True,
                                            cpu_s=used_s))  # fmt: skip
                 elif run[0] <= self.now_s < run[1]:
                     found.append(Placement(number, (10 * number + at,), 1, (number,), run=self._run(run)))
-        self.told_s = self.now_s
+        self.reported_s = self.now_s
         return tuple(found)
 
     def meter(self) -> JobMeter:

@@ -16,7 +16,7 @@ from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.intensity import IntensityTracker
-from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch
+from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch_lock
 from tests.runtime.schedule.fake_cluster import FakeCluster
 
 
@@ -69,7 +69,7 @@ class Dog:
                 self.scheduler.take() if alive else self.scheduler.close()
 
     def watch(self, patience_s: float) -> int:
-        return watch(
+        return watch_lock(
             SchedulerLock(self.folder), patience_s, self.find, self.said.append,
             relieved=lambda: self.now_s >= self.relieved_s, sleep=self.sleep, clock_s=lambda: self.now_s,
         )  # fmt: skip

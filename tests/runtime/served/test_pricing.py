@@ -12,7 +12,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome
 from joulery.runtime.served.pricing import NOTHING, prices_of
 from joulery.runtime.served.summary import compared, summarise_run
-from joulery.runtime.serving.requests import RequestColumns
+from joulery.runtime.session.requests import RequestColumns
 from tests.app.serving.test_service import profile
 from tests.runtime.served.test_summary import HALF, PREDICTOR, cost, record, served
 

@@ -25,7 +25,7 @@ from joulery.runtime.served.summary import (
     summarise_run,
     with_baseline,
 )
-from joulery.runtime.serving.requests import RequestColumns
+from joulery.runtime.session.requests import RequestColumns
 from tests.app.serving.test_service import profile
 
 ONE = Slice(SliceKind.CPU, cores=1)

@@ -14,11 +14,11 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, InferRequest, ModelRef, Outcome, RequestError, RequestRecord
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.runtime.serving.controller import ServiceObserver
-from joulery.runtime.serving.driver import LiveDriver
-from joulery.runtime.serving.history import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
 from joulery.runtime.serving.live_sample import LiveSample
-from joulery.runtime.serving.requests import RequestWindow
+from joulery.runtime.session.driver import LiveDriver
+from joulery.runtime.session.history import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.session.requests import RequestWindow
 
 JOULES = {"small": 1.0, "large": 4.0}
 INPUTS = {"x": np.ones((1, 2), np.float32)}

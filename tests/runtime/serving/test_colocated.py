@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulery.runtime.serving.plans.colocated import ProgressClock
+from joulery.runtime.session.progress_clock import ProgressClock
 
 
 def test_work_advances_more_slowly_while_the_clock_is_low() -> None:

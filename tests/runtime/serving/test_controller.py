@@ -22,10 +22,10 @@ from joulery.domain.serving.engine import (
 from joulery.domain.serving.service import Slice, Slo
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT
 from joulery.runtime.serving.controller import ServiceObserver
-from joulery.runtime.serving.driver import LiveDriver
-from joulery.runtime.serving.history import POLICY, STEP, policy_entry, step_entry
 from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
-from joulery.runtime.serving.requests import RequestWindow, summarise
+from joulery.runtime.session.driver import LiveDriver
+from joulery.runtime.session.history import POLICY, STEP, policy_entry, step_entry
+from joulery.runtime.session.requests import RequestWindow, summarise
 from tests.policies.serving.test_predictive_policy import ONE, TWO, policy
 
 MODELS = {name: ModelRef(ModelKind.ONNX, f"{name}.onnx") for name in ("lite0", "lite1", "lite2")}

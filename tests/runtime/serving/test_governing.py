@@ -21,7 +21,7 @@ from joulery.policies.clocks.observation import ColocatedService, Pending, Work
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.plans.colocated import colocated_services
-from joulery.runtime.serving.requests import RequestWindow
+from joulery.runtime.session.requests import RequestWindow
 from joulery.store.leases import LeaseBook
 from tests.fakes.cpufreq import cpu_machine, settings
 from tests.runtime.leasing.test_leases import no_watchdog

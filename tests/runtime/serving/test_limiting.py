@@ -29,7 +29,7 @@ from joulery.policies.clocks.service_limit import ServiceLimitTuner
 from joulery.runtime.leasing.leases import LeaseHolder
 from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.runtime.serving.limiting import AnsweredWork, PowerLimitController, llm_load, service_load, totals
-from joulery.runtime.serving.requests import RequestWindow
+from joulery.runtime.session.requests import RequestWindow
 from joulery.store.leases import LeaseBook
 from tests.fakes.nvml import NvmlFake, as_administrator, gpu
 from tests.fakes.powercap import limits, powercap_tree

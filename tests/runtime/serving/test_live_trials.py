@@ -14,14 +14,14 @@ from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.gpu.mig import A100_40GB, GIB
 from joulery.domain.serving.service import Slo
-from joulery.policies.serving.layout_space import misfits
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
-from joulery.runtime.serving.driver import APPLIED, FAILED
+from joulery.policies.serving.search.layout_space import misfits
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
 from joulery.runtime.serving.layout_actuator import running_layout
+from joulery.runtime.session.driver import APPLIED, FAILED
 from tests.adapters.engines.embedded.test_engine_gpus import cutting
 from tests.adapters.engines.support import toy
 from tests.fakes.nvml import NvmlFake, gpu

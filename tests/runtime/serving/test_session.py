@@ -11,11 +11,11 @@ from joulery.config.site import Mode
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.runtime.serving.controller import PolicyControl, Revision
-from joulery.runtime.serving.driver import ADVISED, APPLIED
-from joulery.runtime.serving.history import DECISIONS_KEPT, WARNINGS_KEPT, SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.driver import ADVISED, APPLIED
+from joulery.runtime.session.history import DECISIONS_KEPT, WARNINGS_KEPT, SessionHistory
+from joulery.runtime.session.requests import RequestWindow
 from joulery.store.run.directory import create_run, open_run
 from tests.app.serving.test_service import opened, profile
 from tests.runtime.serving.test_controller import PaperEngine

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from joulery.sim.placement.colocation import GpuSimulation, Tenant, serve_together
 from joulery.sim.placement.gpu import Conditions, Effect
-from joulery.sim.queues.batching import BatchRule, serve_batches
+from joulery.sim.queues.batching import BatchRule, serve_timed
 
 
 class Sharing:
@@ -47,7 +47,7 @@ def test_a_tenant_alone_is_the_closed_form(arrival_s, rule, load_s, fixed_s, eac
     noise = np.random.default_rng(seed).uniform(0.5, 1.5, len(arrival_s))
     run = serve_together(Sharing(), [tenant(arrival_s, rule, f"{load_s},{fixed_s},{each_s}", noise)], 0.0, 50.0)
     busy_s = [fixed_s + each_s * size for size in range(1, rule.batch + 1)]
-    expected = serve_batches(arrival_s, rule, [load_s] * rule.batch, busy_s, noise)
+    expected = serve_timed(arrival_s, rule, [load_s] * rule.batch, busy_s, noise)
     assert run.batches[0].size.tolist() == expected.size.tolist()
     assert np.allclose(run.batches[0].start_s, expected.start_s, rtol=0, atol=1e-9)
     assert np.allclose(run.batches[0].finish_s, expected.finish_s, rtol=0, atol=1e-9)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import ConfigError
-from joulery.sim.queues.batching import BatchRule, serve_batches
+from joulery.sim.queues.batching import BatchRule, serve_timed
 
 ARRIVALS = st.lists(st.floats(0.0, 3.0), max_size=40).map(lambda gaps: np.cumsum(np.array(gaps, float)))
 BATCHES = st.integers(1, 6)
@@ -24,7 +24,7 @@ def serve(arrival_s, rule, load_s=(0.0,), busy_s=(1.0,), noise=None):
     arrivals = np.array(arrival_s, float)
     load = list(load_s) * (rule.batch if len(load_s) == 1 else 1)
     busy = list(busy_s) * (rule.batch if len(busy_s) == 1 else 1)
-    return serve_batches(arrivals, rule, load, busy, np.ones(len(arrivals)) if noise is None else noise)
+    return serve_timed(arrivals, rule, load, busy, np.ones(len(arrivals)) if noise is None else noise)
 
 
 def test_full_batches_wait_and_load_while_the_one_before_executes():

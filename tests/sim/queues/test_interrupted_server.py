@@ -11,7 +11,7 @@ from joulery.policies.ordering import Aging
 from joulery.policies.reranking import Reranking
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.interrupted_server import Interruptions, reranked
-from joulery.sim.queues.ordering_study import OrderingSetting, PredictedQueue, play_orders, synthetic_lengths
+from joulery.sim.queues.ordering_study import OrderingSetting, PredictedQueue, simulate_orders, synthetic_lengths
 from joulery.sim.queues.single_server import by_queue, fcfs
 
 # Times on a grid of 1/64 s keep sums exact, so that ties are ties everywhere.
@@ -156,7 +156,7 @@ def ratios_to_first(load, policy_of):
         mean_s = 0.1 + 0.02 * float(lengths.tokens.mean())
         about = {"rerank": policy_of(mean_s), "interruptions": Interruptions(mean_s / 10)}
         setting = OrderingSetting(load_ratio=load, requests=3000, warmup=0, **about)
-        played = play_orders(("fcfs", "rerank"), lengths, setting, Streams(seed))
+        played = simulate_orders(("fcfs", "rerank"), lengths, setting, Streams(seed))
         first, ranked = played["fcfs"], played["rerank"]
         ratios.append((ranked.mean_jct_s / first.mean_jct_s, ranked.p99_jct_s / first.p99_jct_s))
     return np.mean(ratios, axis=0)

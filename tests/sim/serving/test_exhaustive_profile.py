@@ -9,7 +9,7 @@ from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.schemes import run
+from joulery.sim.serving.schemes import run_variants
 from joulery.sim.serving.trial_table import bench, exhaustive_table
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
@@ -58,5 +58,7 @@ def test_the_built_in_profile_behaves_like_the_independent_stand_in():
     assert np.corrcoef(ranks.T)[0, 1] > 0.8
     grid = [100.0, 200.0, 300.0]
     for scheme in ("oracle", "co2opt"):
-        one, other = (run(scheme, made, "grid", grid, StudySettings(), Streams(0)) for made in (ours, stand_in))
+        one, other = (
+            run_variants(scheme, made, "grid", grid, StudySettings(), Streams(0)) for made in (ours, stand_in)
+        )
         assert one.saving_ratio == pytest.approx(other.saving_ratio, abs=0.02)

@@ -8,11 +8,11 @@ import pytest
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds, summed_odds
+from joulery.policies.serving.search.configuration_graph import one_gpu, published_odds, summed_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import StudySettings
-from joulery.sim.serving.schemes import run
+from joulery.sim.serving.schemes import run_variants
 from joulery.sim.serving.trial_table import bench, exhaustive_table
 
 MENU = replace(A100_40GB, partitions=(("7g.40gb",), ("3g.20gb", "4g.20gb"), ("3g.20gb", "2g.10gb", "2g.10gb")))
@@ -67,12 +67,12 @@ def test_alike_pools_do_the_same_in_both_spaces(alike, own):
 
 def test_searches_find_no_less_among_more(alike, own):
     settings = StudySettings()
-    top = run("oracle", own, "any", GRID, settings, Streams(0))
-    assert top.objective >= run("oracle", alike, "any", GRID, settings, Streams(0)).objective - 0.004
-    learned = run("learning", own, "any", GRID, settings, Streams(0))
+    top = run_variants("oracle", own, "any", GRID, settings, Streams(0))
+    assert top.objective >= run_variants("oracle", alike, "any", GRID, settings, Streams(0)).objective - 0.004
+    learned = run_variants("learning", own, "any", GRID, settings, Streams(0))
     assert learned.settled_violations == 0
     assert learned.objective >= top.objective - 0.01
-    walked = run("clover", own, "any", GRID, settings, Streams(0))
+    walked = run_variants("clover", own, "any", GRID, settings, Streams(0))
     assert walked.settled_violations == 0
     assert walked.trials <= 40
     assert own.shortlist is not None

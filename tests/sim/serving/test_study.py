@@ -17,7 +17,7 @@ from joulery.policies.serving.observation import SET_LAYOUT, TRY_LAYOUT
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import StudySettings, objective_of, outcome
 from joulery.sim.serving.policy_run import baseline_of, run_policy
-from joulery.sim.serving.schemes import co2opt_row, fixed, oracle, run, timetable_of
+from joulery.sim.serving.schemes import co2opt_row, fixed, oracle, run_variants, timetable_of
 from joulery.sim.serving.trial_table import bench, exhaustive_table
 from joulery.store.variant_tables import read_tables
 from tests.data_folder import data_folder
@@ -52,11 +52,11 @@ def heaviest(service, load_s=None):
 @cache
 def runs(service, trace, scheme, seeds=20, settings=SETTINGS):
     made = heaviest(service)
-    return [run(scheme, made, trace, traces()[trace], settings, Streams(seed)) for seed in range(seeds)]
+    return [run_variants(scheme, made, trace, traces()[trace], settings, Streams(seed)) for seed in range(seeds)]
 
 
 def best(service, trace, settings=SETTINGS):
-    return run("oracle", heaviest(service), trace, traces()[trace], settings, Streams(0))
+    return run_variants("oracle", heaviest(service), trace, traces()[trace], settings, Streams(0))
 
 
 def mean(outcomes, name):
@@ -153,7 +153,7 @@ def test_finest_cut_of_the_smallest_saves_what_the_reference_says_in_both_accoun
     made = heaviest(service)
     row = co2opt_row(made)
     assert {variant for variant, _ in made.space.instances(made.space.graphs[row])} == {made.smallest}
-    found = run("co2opt", made, "any", [100.0], SETTINGS, Streams(0))
+    found = run_variants("co2opt", made, "any", [100.0], SETTINGS, Streams(0))
     first, second = (point for point in reference()["co2opt"] if point["service"] == service)
     assert 100 * found.saving_same_gpus_ratio == pytest.approx(first["carbon_saving_pct"], abs=0.006)
     assert 100 * found.saving_ratio == pytest.approx(second["carbon_saving_pct"], abs=0.006)
@@ -174,7 +174,7 @@ def test_no_configuration_saves_more_than_idle_power_allows(service):
 
 def test_the_baseline_saves_and_loses_nothing():
     made = bench(tables()["yolo"], A100_40GB)
-    found = run("base", made, "any", [250.0, 100.0], SETTINGS, Streams(0))
+    found = run_variants("base", made, "any", [250.0, 100.0], SETTINGS, Streams(0))
     assert found.saving_ratio == found.saving_same_gpus_ratio == pytest.approx(0.0, abs=1e-12)
     assert found.loss_points == found.loss_ratio == 0.0
     assert found.objective == pytest.approx(0.1 * (0.0 + 0.6) / 2)
@@ -341,7 +341,7 @@ def test_learning_beats_the_annealer_on_physics_it_has_not_seen(seed):
     made = bench(exhaustive_table(made_up_service(seed), A100_40GB, Streams(seed)), A100_40GB)
     grid = traces()["CISO_March"][:12]
     top, found, annealed = (
-        run(scheme, made, "grid", grid, SETTINGS, Streams(0)) for scheme in ("oracle", "learning", "clover")
+        run_variants(scheme, made, "grid", grid, SETTINGS, Streams(0)) for scheme in ("oracle", "learning", "clover")
     )
     assert found.settled_violations == 0
     assert found.objective >= annealed.objective - 1e-4

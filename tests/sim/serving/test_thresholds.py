@@ -10,11 +10,11 @@ import pytest
 from joulery.app.simulation.variant_study import read_costs
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import A100_40GB
-from joulery.policies.serving.annealing import AnnealingSearch, LayoutNeighbourhood, TrialMetrics
-from joulery.policies.serving.configuration_graph import one_gpu, published_odds
+from joulery.policies.serving.search.annealing import AnnealingSearch, LayoutNeighbourhood, TrialMetrics
+from joulery.policies.serving.search.configuration_graph import one_gpu, published_odds
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import StudySettings, trial_cost
-from joulery.sim.serving.schemes import co2opt_row, run
+from joulery.sim.serving.schemes import co2opt_row, run_variants
 from joulery.sim.serving.trial_table import bench
 from joulery.store.variant_tables import read_tables
 from reproduce.clover.claims import claims
@@ -34,7 +34,7 @@ def made(service, *, costs=True):
 
 
 def allowed(scheme, one, loss, grid=GRID):
-    return run(scheme, one, "any", grid, StudySettings(lambda_ratio=1.0, max_loss_ratio=loss), Streams(0))
+    return run_variants(scheme, one, "any", grid, StudySettings(lambda_ratio=1.0, max_loss_ratio=loss), Streams(0))
 
 
 def test_what_the_table_can_keep_within_a_loss():
@@ -67,7 +67,7 @@ def test_what_cannot_be_had_is_said_with_the_least_bad_there_is(service, loss, n
 def test_a_latency_that_nothing_keeps_is_said_with_the_soonest():
     one = made("yolo")
     late = replace(one, table=replace(one.table, base_latency_s=0.001))
-    error = run("oracle", late, "any", GRID, StudySettings(), Streams(0)).infeasible
+    error = run_variants("oracle", late, "any", GRID, StudySettings(), Streams(0)).infeasible
     assert error.binding == "latency"
     assert error.nearest["latency_s"] == min(each.latency_s for each in one.metrics)
 
@@ -106,11 +106,11 @@ def test_detection_within_four_percent_takes_four_gpus():
 def test_the_columns_scheme_weighs_as_equation_3_does():
     one = made("albert")
     settings = StudySettings(lambda_ratio=0.5)
-    found = run("columns", one, "any", GRID, settings, Streams(0))
-    assert found.objective >= run("oracle", one, "any", GRID, settings, Streams(0)).objective * (1 - 1e-3)
+    found = run_variants("columns", one, "any", GRID, settings, Streams(0))
+    assert found.objective >= run_variants("oracle", one, "any", GRID, settings, Streams(0)).objective * (1 - 1e-3)
     assert found.settled_violations == 0
     with pytest.raises(ConfigError, match="not only a table of trials"):
-        run("columns", made("albert", costs=False), "any", GRID, settings, Streams(0))
+        run_variants("columns", made("albert", costs=False), "any", GRID, settings, Streams(0))
 
 
 def test_trials_cost_what_they_take():
@@ -123,7 +123,7 @@ def test_trials_cost_what_they_take():
     )
     assert 600 + 20 < cost.seconds < 600 + 20 + 3 * 10
     assert trial_cost(one, [], 0).seconds == 0.0
-    found = run("clover", one, "any", GRID, StudySettings(), Streams(0))
+    found = run_variants("clover", one, "any", GRID, StudySettings(), Streams(0))
     assert found.optimise_time_true_ratio > 5 * found.optimise_time_ratio, "the published 30 s is a sixth of it"
 
 
@@ -164,7 +164,7 @@ def test_every_figure_is_on_the_page(drawn):
 
 def test_the_figures_are_those_of_the_study(drawn):
     one = made("yolo", costs=False)
-    outcomes = [run("clover", one, "south", [200.0] * 12, StudySettings(), Streams(seed)) for seed in range(2)]
+    outcomes = [run_variants("clover", one, "south", [200.0] * 12, StudySettings(), Streams(seed)) for seed in range(2)]
     mine = drawn.mean("yolo", "clover", "south")
     assert mine.saving_ratio == pytest.approx(np.mean([each.saving_ratio for each in outcomes]))
     assert mine.trials == pytest.approx(np.mean([each.trials for each in outcomes]))
@@ -215,8 +215,8 @@ def test_other_physics_in_the_same_form_are_studied_too(seed):
         for entry in one.table.entries
     )
     other = bench(replace(one.table, entries=entries), A100_40GB)
-    best = run("oracle", other, "any", GRID, StudySettings(), Streams(0))
+    best = run_variants("oracle", other, "any", GRID, StudySettings(), Streams(0))
     for scheme in ("clover", "blover", "learning"):
-        found = run(scheme, other, "any", GRID, StudySettings(), Streams(seed))
+        found = run_variants(scheme, other, "any", GRID, StudySettings(), Streams(seed))
         assert found.settled_violations == 0
         assert found.objective <= best.objective + 0.1 * found.optimise_time_ratio

@@ -115,11 +115,12 @@ def test_a_damaged_or_foreign_manifest_is_one_clear_error(tmp_path: Path, text: 
 
 
 def test_no_run_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no run"):
-        open_run(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="holds no run"):
-        open_run(tmp_path / "file")
+    (tmp_path / "folder").mkdir()
+    for name, lacks in (("nothing", "no such folder"), ("file", "is a file"), ("folder", "no manifest.json")):
+        with pytest.raises(DataError, match=f"{name} holds no run: .*{lacks}") as caught:
+            open_run(tmp_path / name)
+        assert "runs/" in caught.value.hint and "--out" in caught.value.hint
     create_run(tmp_path / "run", kind="up").close()
     with pytest.raises(DataError, match="no such series"):
         open_run(tmp_path / "run").series("power")

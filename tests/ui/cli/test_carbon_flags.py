@@ -79,6 +79,15 @@ def test_bad_flags(measured, monkeypatch: pytest.MonkeyPatch, flags: list[str], 
     assert says in measured(*flags, rows=GOOD)
 
 
+@pytest.mark.parametrize("zone", ["XX", "DE", "grid:XX"])
+def test_an_unknown_zone_names_its_flag_and_what_to_do(measured, zone: str) -> None:
+    error = json.loads(measured("--json", "--zone", zone))["error"]
+    assert (error["pointer"], error["got"]) == ("--zone", zone)
+    assert "--carbon" in error["hint"]
+    assert (f"electricity-maps:{zone}" in error["hint"]) is (":" not in zone)
+    assert ("typical:DE" in error["hint"]) is (zone == "DE")
+
+
 def test_the_error_as_json(measured) -> None:
     error = json.loads(measured("--json", "--carbon", "grid.csv", rows=[GOOD[0], GOOD[0]]))["error"]
     assert (error["kind"], error["file"], error["row"]) == ("data", "grid.csv", 3)

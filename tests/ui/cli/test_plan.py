@@ -4,10 +4,12 @@ import json
 import re
 import xml.etree.ElementTree
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from click.shell_completion import ShellComplete
 
-from joulery.ui.cli import main
+from joulery.ui.cli import cli, main
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TWELVE, THREE = EXAMPLES / "igniter-12.yaml", EXAMPLES / "igniter-3.yaml"
@@ -210,7 +212,7 @@ def test_bad_sites_are_one_clear_error(capsys, tmp_path, services, text, said):
         (
             "fleet: {gpus: [{name: H200, price: 3 USD/h}]}\n"
             "services: [{name: a, model: ssd, rate: 5 /s, slo: {latency: 50 ms}}]",
-            "no GPU type 'h200'",
+            "GPU type H200",
         ),
         (
             "fleet: {gpus: [{name: V100, price: 3 USD/h}]}\nservices: [{name: a, model: ssd, slo: {latency: 50 ms}}]",
@@ -275,3 +277,43 @@ def test_the_highest_of_changing_rates_is_provided_for(capsys, tmp_path):
     (tmp_path / "site.yaml").write_text(text)
     _, document = planned(capsys, tmp_path / "site.yaml", "--preset", "igniter")
     assert [each["rate_rps"] for each in document["gpus"][0]["instances"] if each["workload"] == "A"] == [500]
+
+
+@pytest.mark.parametrize(
+    ("flags", "facts"),
+    [
+        (("--preset", "muservee"), ("--preset", "'muservee'", "'joint'", "Did you mean 'muserve'?")),
+        (("--compare", "best,ffdd"), ("--compare", "'ffdd'", "gslice", "Did you mean 'ffd'?")),
+        (("--compare", "muserve"), ("--compare", "muserve", "igniter")),
+    ],
+)
+def test_a_wrong_preset_names_its_flag_and_what_there_is(capsys, flags, facts):
+    code, out, err = plan(capsys, TWELVE, *flags)
+    assert (code, out) == (2, "")
+    assert [fact for fact in facts if fact not in err] == []
+
+
+def test_the_presets_of_the_flags_are_those_there_are():
+    from joulery.app.planning.joint import KNOBS
+    from joulery.app.planning.plans import COMPARED, PRESETS
+    from joulery.config.plan import PlanSection
+    from joulery.ui.cli import plan as verb
+
+    assert set(verb.PRESETS) == set(PRESETS)
+    assert set(verb.COMPARED) == set(COMPARED) and KNOBS in COMPARED
+    assert set(get_args(PlanSection.model_fields["preset"].annotation)) < set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "offered"),
+    [
+        (["--preset"], "", {"best", "muserve", "columns", "clover", "joint", "language", "ffd++"}),
+        (["--preset"], "j", {"joint"}),
+        (["--compare"], "best,ff", {"best,ffd", "best,ffd++"}),
+    ],
+)
+def test_a_shell_completes_presets(words, incomplete, offered):
+    completion = ShellComplete(cli, {}, "joulery", "_JOULERY_COMPLETE")
+    found = {one.value for one in completion.get_completions(["plan", *words], incomplete)}
+    assert offered <= found
+    assert all(word.startswith(incomplete) for word in found)

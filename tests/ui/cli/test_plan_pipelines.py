@@ -121,4 +121,16 @@ def test_what_belongs_to_other_plans(capsys, tmp_path: Path) -> None:
     assert "cannot be compared with a running one" in err
     code, _, err = plan(capsys, site(tmp_path), "--preset", "igniter")
     assert code == 2
-    assert "no such preset for pipelines" in err
+    assert "--preset: no such preset for pipelines" in err
+    code, _, err = plan(capsys, site(tmp_path), "--compare", "ffd")
+    assert code == 2
+    assert "--compare: no such preset for pipelines (got ffd, expected muserve" in err
+
+
+@pytest.mark.parametrize(("gpu", "key"), [("name: B200", "name"), ("name: V100, profile: b200", "profile")])
+def test_a_gpu_without_an_emulation_is_named_by_the_key_it_has(capsys, tmp_path: Path, gpu, key) -> None:
+    file = site(tmp_path)
+    file.write_text(file.read_text().replace("name: V100", gpu, 1))
+    code, _, err = plan(capsys, file)
+    assert code == 2
+    assert f"fleet.gpus.0.{key}: " in err and "v100, a100, h100" in err and "profile" in err.splitlines()[-1]

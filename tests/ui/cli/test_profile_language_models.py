@@ -149,3 +149,11 @@ def test_rows_left_out_of_the_published_runs_are_within_the_bars(capsys, tmp_pat
         for answer, row in zip(answers, hidden, strict=True)
     ]
     assert statistics.mean(said) >= 0.8
+
+
+@pytest.mark.parametrize("words", [("llama-3.1-8b",), (), ("llama-3.1-8b", "--colocate")])
+def test_a_model_without_a_site_names_what_there_is_for_language_models(capsys, words):
+    assert main(["profile", *words]) == 2
+    err = capsys.readouterr().err
+    assert "SITE" in err and "--from" in err and "vllm" in err and "--mps" in err
+    assert ("llama-3.1-8b" in err) is bool(words)

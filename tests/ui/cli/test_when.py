@@ -72,6 +72,13 @@ def test_what_makes_no_sense_is_refused(carbon: str, arguments: tuple[str, ...])
         when(carbon, *arguments)
 
 
+def test_without_a_source_the_flags_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(command, ["--duration", "4 h"], catch_exceptions=False)
+    assert caught.value.pointer == "--zone" and "--carbon" in caught.value.expected
+    assert "--zone GB" in caught.value.hint and "--carbon FILE" in caught.value.hint
+
+
 def test_a_source_that_does_not_cover_the_job_is_refused(carbon: str) -> None:
     with pytest.raises(DataError):
         CliRunner().invoke(

@@ -52,7 +52,7 @@ class Cached:
 
     Attributes:
         source: Asked for hours that the cache lacks.
-        folder: Folder of this source alone; see :func:`cache_folder`.
+        folder: Folder of this source alone; see :func:`provider_folder`.
         step_s: Longest step of the source; gaps are cut at its multiples.
         fresh_s: How long an estimate, a step that was not over, a missing one and a forecast are kept.
         now_s: Unix seconds.
@@ -148,7 +148,7 @@ class Cached:
         return self.folder / f"{iso_utc(day * DAY_S)[:10]}.json"
 
 
-def cache_folder(root: Path, *parts: str) -> Path:
+def provider_folder(root: Path, *parts: str) -> Path:
     """The folder for a source below the cache's root; ``parts`` are whatever changes its answers."""
     return root / "carbon" / "_".join(("v1", *(quote(part, safe="") for part in parts)))
 

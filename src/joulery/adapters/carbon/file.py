@@ -39,7 +39,7 @@ class Table:
         return self.columns[name]
 
 
-def read_table(path: Path) -> Table:
+def read_intensities(path: Path) -> Table:
     """The file as a table; at least one row and two columns.
 
     Raises:
@@ -208,7 +208,7 @@ def read_carbon_file(path: Path, how: FileFormat | None = None, *, forecast: boo
         ConfigError: ``how.timezone`` is no time zone.
     """
     how = how or FileFormat()
-    file, table = str(path), read_table(path)
+    file, table = str(path), read_intensities(path)
     time_column = _time_column(file, table, how.time_column)
     column = _value_column(file, table, how, time_column)
     zone = time_zone(how.timezone) if how.timezone else UTC if "utc" in time_column.lower() else None

@@ -95,13 +95,13 @@ def _job(folder: Path, variables: Mapping[str, str]) -> int:
 def _gpus(job: int, variables: Mapping[str, str], prolog: Path | None) -> tuple[int, ...]:
     if prolog is not None:
         try:
-            return parse_gpus((prolog / str(job)).read_text())
+            return gpu_ids((prolog / str(job)).read_text())
         except OSError:  # the prolog wrote nothing for this job
             pass
-    return parse_gpus(variables.get("SLURM_JOB_GPUS") or variables.get("CUDA_VISIBLE_DEVICES", ""))
+    return gpu_ids(variables.get("SLURM_JOB_GPUS") or variables.get("CUDA_VISIBLE_DEVICES", ""))
 
 
-def parse_gpus(text: str) -> tuple[int, ...]:
+def gpu_ids(text: str) -> tuple[int, ...]:
     """Board numbers in ``0,2-3``; none where it names boards otherwise (UUIDs)."""
     numbers: set[int] = set()
     for part in text.strip().split(","):

@@ -105,6 +105,7 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
             return ()
         raise DataError("no table in what ncu printed", hint="is it Nsight Compute 2020 or newer? ncu --version")
     found: dict[int, dict[str, float]] = {}
+    # Not read by joulery.tabular: these are lines of an output, not a file, and numbers have commas between thousands.
     for row, line in enumerate(csv.DictReader(lines[begin:]), start=begin + 2):
         try:
             found.setdefault(int(line["ID"]), {})[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))

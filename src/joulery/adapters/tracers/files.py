@@ -63,7 +63,7 @@ def recognised(path: Path) -> str:
         raise DataError("the file is empty", file=str(path))
     if ".pb" in path.suffixes or (head[:1] == b"\n" and b"\x12" in head[:64]):
         return "xplane"
-    if b"start_ns" in head.split(b"\n", 1)[0]:
+    if b"start_ns" in head.replace(b"\0", b"").split(b"\n", 1)[0]:  # UTF-16 has zeros between ASCII letters
         return "csv"
     raise DataError(
         "no trace that is known",

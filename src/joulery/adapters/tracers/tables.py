@@ -3,6 +3,9 @@
 Events: ``op,start_ns,dur_ns,device,lane,phase``; the last two columns, or cells of theirs, may be left out. Power:
 ``t_ns,device`` and ``power_w`` (instantaneous) or ``counter_j`` (cumulative); ``component``, ``averaging_s``,
 ``wrap_j`` and ``quality`` may be added. CSV with a header, plain or gzipped; other columns are ignored.
+
+Programs write these tables, of any length, with commas and decimal points: they are read in pieces, where
+:mod:`joulery.tabular` holds a whole table. Encodings and other files are recognised as there.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from joulery.domain.energy.power import PowerTrace
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import NO_LANE, UNNAMED, EventTrace
-from joulery.tabular import require_columns, require_unique
+from joulery.tabular import encoding_of, require_columns, require_unique
 
 EVENT_COLUMNS = ("op", "start_ns", "dur_ns", "device", "lane", "phase")
 _NS_PER_S = 1_000_000_000
+_BEGINNING = 8
+"""Bytes that tell the encoding of a file."""
 
 
 def read_event_table(path: Path) -> EventTrace:
@@ -175,7 +180,9 @@ def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> _T
     """The known columns of a CSV file, read in pieces so that a long one takes little memory."""
     try:
         with open_stream(path) as stream:
-            reader = csv.reader(TextIOWrapper(stream, "utf-8-sig", newline=""), strict=True)
+            encoding = encoding_of(stream.read(_BEGINNING), path)
+            stream.seek(0)
+            reader = csv.reader(TextIOWrapper(stream, encoding, newline=""), strict=True)
             header = [name.strip() for name in next(reader, [])]
             if not header:
                 raise csv.Error("the file is empty")

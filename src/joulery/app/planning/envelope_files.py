@@ -10,9 +10,10 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.envelope_floors import PlannedPoint
 from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.json_numbers import known_number
 from joulery.domain.quality import Quality
 from joulery.store.files import require_json
-from joulery.store.plan_documents import document_of, finite
+from joulery.store.plan_documents import document_of
 from joulery.store.plans import PlanFile
 
 SCHEMA = "joulery.plan-envelope/1"
@@ -37,8 +38,8 @@ def envelope_document(envelope: Envelope) -> dict[str, Any]:
         "loads": list(envelope.loads),
         "least_requests_w": envelope.least_requests_w,
         "points": [each._asdict() for each in envelope.points],
-        "gap_ratio": finite(envelope.gap_ratio),
-        "errors": [each._asdict() | {"error_ratio": finite(each.error_ratio)} for each in envelope.errors()],
+        "gap_ratio": known_number(envelope.gap_ratio),
+        "errors": [each._asdict() | {"error_ratio": known_number(each.error_ratio)} for each in envelope.errors()],
         "frontier": [
             {
                 "load": load,
@@ -71,7 +72,7 @@ def _figures(envelope: Envelope, plan: EnvelopePlan, load: float) -> dict[str, A
         "power_w": power_w,
         "usd_per_hour": plan.usd_per_hour,
         "carbon_g_per_hour": grams,
-        "accuracy_ratio": finite(plan.accuracy_ratio),
+        "accuracy_ratio": known_number(plan.accuracy_ratio),
     }
 
 

@@ -32,9 +32,9 @@ from joulery.perf.queues.pull_document import from_document
 from joulery.policies.placement.pools.pool import Pool, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Machine, PoolProblem, PoolService, at_clocks, edges_of, prices
 from joulery.policies.placement.pools.search import Judge, PoolEffort, PoolPlan, infeasible, plan_pool
-from joulery.policies.serving.annealing import TrialMetrics, annealing_search
-from joulery.policies.serving.layout_space import LayoutSpace
 from joulery.policies.serving.objective import Objective
+from joulery.policies.serving.search.annealing import TrialMetrics, annealing_search
+from joulery.policies.serving.search.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.store.files import require_json

@@ -9,24 +9,26 @@ one that states nothing which joint alone reads, is planned as ever.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from joulery.app.planning.prices import priced
 from joulery.app.planning.shares import ShareRequest, share_request
+from joulery.config.parsing.problem import nearest
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.plan_change import PlanDifference
 from joulery.domain.gpu.plan_moves import PlanMoves
 from joulery.domain.gpu.provisioning import ProvisionPlan
+from joulery.domain.json_numbers import known_number
 from joulery.policies.placement.provisioning.difference import difference, running_of
-from joulery.policies.placement.provisioning.planner import followed, lower_bound, provision
+from joulery.policies.placement.provisioning.planner import POLICIES, followed, lower_bound, provision
 from joulery.policies.placement.provisioning.series import PlannedPeriod, periods_of, plan_series
 from joulery.policies.placement.provisioning.series import SeriesPlan as SeriesPlan
-from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of, finite
+from joulery.store.plan_documents import Plan, comparison_document, difference_document, document_of
 from joulery.store.plans import read_plan
 
 if TYPE_CHECKING:  # a plan of shares needs none of them
@@ -38,6 +40,12 @@ SERIES_SCHEMA = "joulery.plan-series/1"
 JOINT_PRESET, LANGUAGE_PRESET = "joint", "language"
 LAYOUT_PRESETS = ("columns", "clover")
 """Presets that plan layouts; layouts and stages are imported on use, for a plan of shares needs neither."""
+STAGE_PRESETS = ("muserve", "best")
+"""Presets that plan pipeline stages."""
+PRESETS = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, *LAYOUT_PRESETS, JOINT_PRESET, LANGUAGE_PRESET)))
+"""Every preset."""
+COMPARED = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, JOINT_PRESET, "knobs")))
+"""What some kind of plan can be compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,7 @@ class SitePlan:
         if self.margin_ratio is not None:
             document["margin_ratio"] = self.margin_ratio
         if self.uncovered_ratio > 0:
-            document["uncovered_error_ratio"] = finite(self.uncovered_ratio)
+            document["uncovered_error_ratio"] = known_number(self.uncovered_ratio)
         if self.others:
             document["compare"] = comparison_document(self.others)
         if self.difference is not None:
@@ -118,14 +126,16 @@ class SitePlan:
             moves = dataclasses.asdict(self.moves)
             document["moves"] = {"moves": self.moves.moves, **moves, "same_gpu": list(self.moves.same_gpu)}
         if self.looser_slos:
-            document["looser_slos"] = [each._asdict() | {"saved_w": finite(each.saved_w)} for each in self.looser_slos]
+            document["looser_slos"] = [
+                each._asdict() | {"saved_w": known_number(each.saved_w)} for each in self.looser_slos
+            ]
         if self.verdict is not None:
             document["simulation"] = {
                 "truth": self.verdict.truth,
                 "seeds": self.verdict.seeds,
                 **({"layouts": self.verdict.layouts} if self.verdict.layouts else {}),
                 "power_w": self.verdict.power_w,
-                "tail_ratio": {name: finite(ratio) for name, ratio in self.verdict.tail_ratio.items()},
+                "tail_ratio": {name: known_number(ratio) for name, ratio in self.verdict.tail_ratio.items()},
                 "violations": list(self.verdict.violated),
             }
         return document
@@ -220,12 +230,35 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     if preset == "muserve" or site.plan.pipelines is not None:
         if options.running is not None:
             raise ConfigError("plans of pipelines cannot be compared with a running one", pointer="--running")
+        _check_presets("pipelines", STAGE_PRESETS, preset, options.preset, options.compare)
         from joulery.app.planning.stages import plan_stages, stage_request
 
         staged = stage_request(priced(site))
         plan = plan_stages(staged, preset)
         return SitePlan(plan, _others(plan, options, lambda policy: plan_stages(staged, policy)))
+    _check_presets("shares of GPUs", POLICIES, preset, options.preset, options.compare)
     return _plan_shares(share_request(site), preset, options)
+
+
+def _check_presets(
+    kind: str, known: Sequence[str], preset: str, stated: str | None, compare: Sequence[str] = ()
+) -> None:
+    """Check that presets make plans of a kind, before one is made.
+
+    Raises:
+        ConfigError: One does not; names its flag or key.
+    """
+    pairs = [("plan.preset" if stated is None else "--preset", preset), *(("--compare", name) for name in compare)]
+    for pointer, name in pairs:
+        if name and name not in known:
+            near = nearest(name, known)
+            raise ConfigError(
+                f"no such preset for {kind}",
+                pointer=pointer,
+                got=name,
+                expected=", ".join(known),
+                hint=f"did you mean {near}?" if near else "",
+            )
 
 
 def plan_site_series(
@@ -244,7 +277,7 @@ def plan_site_series(
         DataError: The file of loads cannot be read.
         InfeasibleError: No plan of some period is within the SLOs.
     """
-    preset = chosen_preset(site, preset, shares=max_migrations > 0).name
+    stated, preset = preset, chosen_preset(site, preset, shares=max_migrations > 0).name
     steps = {
         service.name: [(step.from_s, step.rate_rps) for step in service.rates] or [(0.0, service.rate_rps or 0.0)]
         for service in site.services
@@ -267,6 +300,7 @@ def plan_site_series(
         from joulery.app.planning.load_series import plan_joint_series
 
         return plan_joint_series(site, steps, intensity)
+    _check_presets("series", (*POLICIES, JOINT_PRESET), preset, stated)
     request = share_request(site)
     return plan_series(
         preset,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from joulery.app.planning.prices import SPOT_SUFFIX, priced_with_spot
 from joulery.config.arrivals import GammaArrivals, PlannedArrivals, PoissonArrivals, RecordedArrivals
+from joulery.config.parsing.problem import nearest
 from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
@@ -227,15 +228,44 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
     if gpu.profile is not None and gpu.profile_file is not None:
         raise ConfigError("a GPU has one profile: from the catalog or from a file", pointer=pointer)
     if gpu.profile_file is not None:
-        profile = read_profile(gpu.profile_file)
+        profile = read_interference(gpu.profile_file)
     else:
         try:
             profile = catalog.profile(gpu.profile or gpu.name.lower())
         except ConfigError as error:
-            raise ConfigError(
-                error.message, pointer=f"{pointer}.profile", got=error.got, expected=error.expected, hint=error.hint
-            ) from None
+            if gpu.profile is None:
+                raise _no_profile(index, gpu.name) from None
+            error.pointer = f"{pointer}.profile"
+            raise
     return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, board_memory(gpu, profile), gpu.per_host)
+
+
+def _no_profile(index: int, name: str) -> ConfigError:
+    """The error for a GPU type of whose interference nothing is published: what there is, and how to measure it."""
+    from joulery.perf.catalog.clover_services import CLOVER_SERVICES
+    from joulery.perf.catalog.llm_runs import published_runs
+
+    hint = (
+        f"measure your models on it (joulery profile NAME=MODEL --mps GPU -o FILE) and add profile_file: FILE to "
+        f"fleet.gpus.{index}"
+    )
+    try:
+        facts = gpu_facts(name.removesuffix(SPOT_SUFFIX))
+    except ConfigError:
+        near = nearest(name, catalog.names())
+        hint = f"did you mean profile: {near}? Else {hint}" if near else f"say what it is (profile: v100), or {hint}"
+    else:
+        if facts.name in {run.point.gpu.name for run in published_runs()}:
+            hint += f"; language models are planned on {facts.name} with published runs (plan.language)"
+        elif facts.name.startswith("A100"):
+            hint += f"; presets columns and clover plan {', '.join(CLOVER_SERVICES)} on it"
+    return ConfigError(
+        f"no profile of GPU type {name} is published for models that share a GPU",
+        pointer=f"fleet.gpus.{index}.name",
+        got=name,
+        expected=f"one of {', '.join(catalog.names())}, or a profile of your own",
+        hint=hint,
+    )
 
 
 def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
@@ -248,7 +278,7 @@ def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
     return None
 
 
-def read_profile(file: Path) -> InterferenceProfile:
+def read_interference(file: Path) -> InterferenceProfile:
     """The interference profile in a JSON file.
 
     Raises:

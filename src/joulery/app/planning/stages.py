@@ -105,7 +105,11 @@ def _clock_model(gpu: GpuConfig) -> ClockModel:
         return clock_model(gpu.profile or gpu.name)
     except ConfigError as error:
         raise ConfigError(
-            error.message, pointer="fleet.gpus.0.profile", got=error.got, expected=error.expected
+            error.message,
+            pointer=f"fleet.gpus.0.{'name' if gpu.profile is None else 'profile'}",
+            got=error.got,
+            expected=error.expected,
+            hint="name one of these as profile: its clocks, power and memory stand for this GPU",
         ) from None
 
 

@@ -57,7 +57,7 @@ def read_arrivals(file: Path) -> FloatArray:
     return times_s
 
 
-def read_prompts(file: Path | None) -> list[str]:
+def prompts_from(file: Path | None) -> list[str]:
     """Prompts for a language model: the lines of a text file that are not empty; joulery's own where none is named.
 
     Raises:

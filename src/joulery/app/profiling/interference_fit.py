@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.planning.shares import read_profile
+from joulery.app.planning.shares import read_interference
 from joulery.perf import catalog
 from joulery.perf.interference.calibration import PairLatency, SoloLatency, calibrate, starting_profile
 from joulery.perf.interference.document import as_document, check_profile
@@ -31,7 +31,7 @@ def fitted(solo_file: Path, pairs_file: Path, base: str) -> InterferenceProfile:
         ConfigError: No such name in the catalog.
     """
     solo = read_solo(solo_file)
-    start = read_profile(Path(base)) if base.endswith(".json") else catalog.profile(base)
+    start = read_interference(Path(base)) if base.endswith(".json") else catalog.profile(base)
     source = f"fitted on {solo_file.name} and {pairs_file.name}"
     profile = calibrate(starting_profile(start, solo), solo, read_pairs(pairs_file), source=source)
     check_profile(profile)

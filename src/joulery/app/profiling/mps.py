@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from joulery.adapters.devices.nvidia_kernels import nsight_compute
-from joulery.app.planning.shares import read_profile
+from joulery.app.planning.shares import read_interference
 from joulery.app.wiring.engine import local_engine
 from joulery.app.wiring.gpus import board_watch, local_gpus
 from joulery.app.wiring.leases import held_leases
@@ -73,7 +73,7 @@ def profile_mps(
         raise ConfigError("name the model to profile", got=request.what, expected="NAME=MODEL --mps GPU")
     if request.inputs is None:
         raise ConfigError("say what to ask the model", pointer="--inputs", expected="an .npz file of one request")
-    base = read_profile(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
+    base = read_interference(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
     launch_s = 0.0 if request.launch is None else flag_quantity(request.launch, TIME, "--launch")
     facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * launch_s)
     model, inputs = ModelRef.parse(target), one_request(request.inputs)

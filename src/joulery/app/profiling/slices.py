@@ -16,7 +16,7 @@ from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.profile import Profile
-from joulery.policies.serving.layout_space import cpu_slices
+from joulery.policies.serving.search.layout_space import cpu_slices
 from joulery.runtime.profiling.slices import Plan
 from joulery.runtime.serving.running_service import ServiceSetup
 
@@ -63,7 +63,14 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
         if what in names:
             return service, (what,)
     known = [name for service in runnable for name in (service.name, *(v.name for v in service.family.variants))]
-    raise ConfigError("no such service or variant", got=what, expected=", ".join(known) or "a site with services")
+    raise ConfigError(
+        "no such service or variant",
+        got=what,
+        expected=", ".join(known) or "a site with services",
+        hint="language models are fitted from measured runs: joulery profile --from RUNS"
+        if site.language_models
+        else "",
+    )
 
 
 def _narrowed(setup: ServiceSetup, variants: Sequence[str], cuts: Sequence[str]) -> ServiceSetup:

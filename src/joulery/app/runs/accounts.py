@@ -16,8 +16,8 @@ from joulery.runtime.tracing.traced import RunOpeners
 
 
 def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
-    """Account a traced run (:func:`joulery.runtime.tracing.anatomy.account_run`)."""
-    return anatomy.account_run(path, run_openers(), estimator)
+    """Account a traced run (:func:`joulery.runtime.tracing.anatomy.account_traced`)."""
+    return anatomy.account_traced(path, run_openers(), estimator)
 
 
 def account_files(events: Path, power: Path, settings: AccountSettings) -> Accounted:

@@ -14,16 +14,16 @@ from joulery.domain.decisions import Decision
 from joulery.domain.errors import DataError
 from joulery.domain.renames import DECISION_KINDS, POLICY_NAMES, warn_renamed
 from joulery.policies.clocks.service_limit import ServiceLimitTuner, ServingDeviceView
-from joulery.policies.language_family import FamilySeen, LanguageFamilyPolicy
 from joulery.policies.placement.joint.following.drift import DriftObservation, PlanDrift
 from joulery.policies.placement.standby import StandbyObservation, StandbyPolicy
 from joulery.policies.serving.observation import Observation
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.switchback import AUDIT, AuditedPolicy
-from joulery.policies.traffic_split import SHARES, TrafficSplit
-from joulery.runtime.serving.history import POLICY, STEP
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.switchback import AUDIT, AuditedPolicy
+from joulery.policies.serving.variants.language_family import FamilySeen, LanguageFamilyPolicy
+from joulery.policies.serving.variants.traffic_split import SHARES, TrafficSplit
+from joulery.runtime.session.history import POLICY, STEP
 
 _POLICIES: Mapping[str, tuple[Any, Any]] = {
     PredictiveSearch.name: (ServicePolicy, Observation),

@@ -20,11 +20,11 @@ from joulery.domain.serving.profile import Profile, Timings
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice
 from joulery.perf.blend import rescaled
 from joulery.perf.layouts import Predictor
-from joulery.policies.family_change import family_of
-from joulery.policies.newcomers import assumed
-from joulery.policies.serving.layout_space import layouts, misfits, slice_menu
-from joulery.policies.serving.predictive_search import PredictiveSearch
-from joulery.policies.serving.trial_search import TrialSearch
+from joulery.policies.serving.search.layout_space import layouts, misfits, slice_menu
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.variants.changes import family_of
+from joulery.policies.serving.variants.newcomers import assumed
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 

@@ -16,7 +16,7 @@ from joulery.config.serving import RayEngine
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.ports import Engine, Places
-from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot
+from joulery.domain.serving.timeline import NowSnapshot
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.app import Gateway
@@ -122,11 +122,7 @@ class GatewayHandle:
         self.gateway.attribute = session.attribute
         self.gateway.telemetry = (session.telemetry, self.metrics.request)
         self.gateway.sample = session.sample
-        session.on_decision(self._count)
-
-    def _count(self, record: DecisionRecord) -> None:
-        self.metrics.decision(record)
-        self.metrics.replan(record.decision.cause)
+        session.on_decision(self.metrics.decision)
 
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()

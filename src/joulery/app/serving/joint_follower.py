@@ -34,9 +34,9 @@ from joulery.policies.placement.joint.following.drift import (
     WattPrice,
 )
 from joulery.policies.placement.joint.following.warm import replan
-from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.driver import ADVISED, APPLIED
 
 LOOK_S = 5.0
 """Time between two looks at the load, the intensity and the batches."""

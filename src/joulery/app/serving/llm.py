@@ -27,10 +27,10 @@ from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import CarbonSource
 from joulery.domain.serving.generation import GenerationRequest, LLMEngine
 from joulery.domain.serving.service import Slo
-from joulery.policies.language_family import LanguageFamilyPolicy
 from joulery.policies.ordering import Aging
 from joulery.policies.reranking import Reranking
 from joulery.policies.serving.objective import ServiceObjectives
+from joulery.policies.serving.variants.language_family import LanguageFamilyPolicy
 from joulery.runtime.llm.family import LanguageFamily
 from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import RequestMeter

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from joulery.app.profiling.inputs import inputs_for, read_arrivals, read_prompts
+from joulery.app.profiling.inputs import inputs_for, prompts_from, read_arrivals
 from joulery.app.serving.gateway_handle import AnyGateway
 from joulery.config.loadgen import ConstantLoad, LLMLoad, LoadConfig, TraceLoad
 from joulery.config.site import Site
@@ -116,7 +116,7 @@ class Loads:
         folder = self._session.writer.path
         prompts = folder / SAMPLES / f"prompts-{name}.json"
         with disk_errors(prompts):
-            prompts.write_bytes(orjson.dumps(read_prompts(load.prompts)))
+            prompts.write_bytes(orjson.dumps(prompts_from(load.prompts)))
         plan = LoadPlan(
             url=self._gate.server.url,
             certificate=self._certificate,

@@ -23,12 +23,12 @@ from joulery.domain.gpu.device import MigSetting
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.plans.plan_in_force import MIG, MPS, PlanInForce, cores_for, devices_for
 from joulery.runtime.serving.plans.planned import WATCH_S, WINDOW_S, PlanControl
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.history import SessionHistory
+from joulery.runtime.session.requests import RequestWindow
 from joulery.steady_time import unix_s
 from joulery.store.files import write_named
 from joulery.store.plans import read_plan

@@ -22,21 +22,21 @@ from joulery.config.services import (
 )
 from joulery.config.site import Mode, Site
 from joulery.domain.errors import CapabilityError, ConfigError
-from joulery.domain.gpu.layout import Layout
+from joulery.domain.gpu.layout import Layout, SliceAssignment
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice, SliceKind, SloScope
 from joulery.perf.layouts import BATCH_RATIO, Predictor, batched_within
 from joulery.perf.queues.pull_queue import capacity_rps
-from joulery.policies.consolidation import Consolidation
-from joulery.policies.family_change import family_of
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment, first_alone, split
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
+from joulery.policies.placement.pools.gpu_groups import first_alone, split
+from joulery.policies.serving.consolidation import Consolidation
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.predictive_search import PredictiveSearch, baseline_layout
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import TrialBudget
-from joulery.policies.switchback import Switchback
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
+from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
+from joulery.policies.serving.switchback import Switchback
+from joulery.policies.serving.variants.changes import family_of
 from joulery.runtime.serving.running_service import PolicyBinding, ServiceSetup
 
 PREDICT = "predict"

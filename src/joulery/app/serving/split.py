@@ -14,8 +14,8 @@ from joulery.domain.serving.mix import Weights
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import ModelFamily
 from joulery.perf.blend import blended, taken_as
-from joulery.policies.serving.layout_space import layouts, slice_menu
-from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.layout_space import layouts, slice_menu
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup
 

@@ -34,7 +34,7 @@ from joulery.app.wiring.leases import held_leases
 from joulery.app.wiring.models import cache_folder
 from joulery.app.wiring.site_meters import meter_specs
 from joulery.config.carbon import CarbonConfig
-from joulery.config.services import ServiceConfig
+from joulery.config.services import ServiceConfig, no_models
 from joulery.config.serving import RayEngine
 from joulery.config.site import Mode, Site
 from joulery.domain.energy.channel import MeterSpec
@@ -48,13 +48,13 @@ from joulery.runtime.measuring.sampling import start_sampler
 from joulery.runtime.served.finish import Finished, client_figures, finish
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.plans.planned import PlanControl
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Control, Pace, ServingSession
+from joulery.runtime.session.history import SessionHistory
+from joulery.runtime.session.requests import RequestWindow
 from joulery.steady_time import unix_s
 from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_id
 
@@ -317,7 +317,7 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
     """The services to run; none where the site has language models alone.
 
     Raises:
-        ConfigError: There is neither a service nor a language model.
+        ConfigError: There is neither a service nor a language model, or a service names no models to run.
     """
     if not site.services and not site.language_models:
         raise ConfigError(
@@ -325,6 +325,9 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
             pointer="services",
             hint="list at least one service, with its models, or a language model below language_models",
         )
+    for index, config in enumerate(site.services):
+        if config.family_config is None:
+            raise no_models(config, f"services.{index}")
     return site.services
 
 

@@ -8,17 +8,17 @@ from typing import Protocol
 from joulery.app.doctor import Check
 from joulery.app.profiling.service_profile import Obtained
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, Tick
-from joulery.policies.language_family import SET_SHARES
 from joulery.policies.placement.joint.following.drift import PlanDrift
 from joulery.policies.placement.standby import StandbyPolicy
 from joulery.policies.serving.observation import SET_LAYOUT, SET_WEIGHTS
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.runtime.serving.driver import APPLIED as APPLIED
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.variants.language_family import SET_SHARES
 from joulery.runtime.serving.nodes.sleep import SLEEP_NODE, WAKE_NODE
 from joulery.runtime.serving.plans.plan_in_force import PlanInForce as PlanInForce
 from joulery.runtime.serving.plans.planned import RUN_PLAN
 from joulery.runtime.serving.running_service import ServiceSetup as ServiceSetup
 from joulery.runtime.serving.session import ServingSession as ServingSession
+from joulery.runtime.session.driver import APPLIED as APPLIED
 
 
 def announced(record: DecisionRecord) -> bool:

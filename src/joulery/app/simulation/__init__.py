@@ -1,6 +1,6 @@
 """Runs scenarios: a module a kind, each from its section of the scenario file to a table and a JSON object.
 
-A new kind is a section in :mod:`joulery.config.scenario`, a module here with ``ACCEPTS`` and ``play``, and
+A new kind is a section in :mod:`joulery.config.scenario`, a module here with ``ACCEPTS`` and ``run``, and
 one line in ``KINDS``.
 """
 
@@ -27,7 +27,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "variants": "joulery.app.simulation.variant_study",
     }
 )
-"""Kind of scenario to the module that plays it."""
+"""Kind of scenario to the module that runs it."""
 
 Progress = Callable[[int, int], None]
 """Called with the parts done and the parts in all."""
@@ -84,7 +84,7 @@ class ResultTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ScenarioResult:
     """The outcome of a scenario.
 
     Attributes:
@@ -96,12 +96,12 @@ class Played:
     view: Sequence[Paragraph | ResultTable]
 
 
-def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played:
-    """Play a scenario of any kind.
+def run_scenario(scenario: Scenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
+    """Run a scenario of any kind.
 
     Raises:
         ConfigError: A flag that this kind does not take, or an unknown policy.
-        JouleryError: As the kind's own ``play``.
+        JouleryError: As the kind's own ``run``.
     """
     if scenario.kind == "training-figures":
         raise ConfigError(
@@ -114,6 +114,6 @@ def play(scenario: Scenario, overrides: Overrides, progress: Progress) -> Played
         if name not in module.ACCEPTS:
             takes = ", ".join(f"--{flag.replace('_', '-')}" for flag in sorted(module.ACCEPTS)) or "none of its kind"
             raise ConfigError(f"a scenario of kind {scenario.kind} takes no --{name.replace('_', '-')}", expected=takes)
-    played = module.play(scenario, overrides, progress)
-    assert isinstance(played, Played)
-    return played
+    result = module.run(scenario, overrides, progress)
+    assert isinstance(result, ScenarioResult)
+    return result

@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from joulery.app.planning.shares import read_profile
-from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.planning.shares import read_interference
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.config.arrivals import ArrivalsConfig, GammaArrivals, PoissonArrivals, RecordedArrivals
 from joulery.config.scenario import BatchedServingScenario, PlanConfig, SimulatedService
 from joulery.domain.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ ACCEPTS: frozenset[str] = frozenset()
 Verdicts = Mapping[str, Sequence[ServiceVerdict]]
 
 
-def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progress) -> Played:
+def run(scenario: BatchedServingScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
     """Judge every plan under every seed.
 
     Raises:
@@ -71,7 +71,7 @@ def play(scenario: BatchedServingScenario, overrides: Overrides, progress: Progr
     for done, (name, _, verdict) in enumerate(running, 1):
         found[name].append(verdict)
         progress(done, len(seeds) * len(plans))
-    return Played(_document(scenario, plans, found), _view(scenario, plans, found))
+    return ScenarioResult(_document(scenario, plans, found), _view(scenario, plans, found))
 
 
 def _profile(name: str, file: Path | None) -> InterferenceProfile:
@@ -81,7 +81,7 @@ def _profile(name: str, file: Path | None) -> InterferenceProfile:
         ConfigError: The catalog has none of that name.
         DataError: The file cannot be read, or holds no profile.
     """
-    return profile(name) if file is None else read_profile(file)
+    return profile(name) if file is None else read_interference(file)
 
 
 def _plans(

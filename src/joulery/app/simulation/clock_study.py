@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation import Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.config.scenario import ClocksScenario
 from joulery.domain.errors import ConfigError
 from joulery.sim.clocks.governor_study import SCHEMES, ClockCase, ClockOutcome, run_schemes, workload
@@ -41,7 +41,7 @@ class _Row:
         }
 
 
-def play(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> Played:
+def run(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
     """Serve every load of every seed under every scheme.
 
     Raises:
@@ -73,7 +73,7 @@ def play(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> 
         "placement": "balanced" if plan is None else plan.name,
         "results": [row.as_dict() for row in rows],
     }
-    return Played(document, _view(scenario, rows, names))
+    return ScenarioResult(document, _view(scenario, rows, names))
 
 
 def _seeds(scenario: ClocksScenario, overrides: Overrides) -> Sequence[int]:

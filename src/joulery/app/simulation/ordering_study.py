@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.config.scenario import OrderingScenario
 from joulery.sim.core.comparison import paired
 from joulery.sim.core.streams import Streams
@@ -18,7 +18,7 @@ from joulery.sim.queues.ordering_study import (
     Lengths,
     OrderingSetting,
     OrderOutcome,
-    play_orders,
+    simulate_orders,
     synthetic_lengths,
 )
 from joulery.store.columns import read_parquet_columns
@@ -29,7 +29,7 @@ _COARSE_CLASSES = 3
 Found = Mapping[str, Sequence[OrderOutcome]]
 
 
-def play(scenario: OrderingScenario, overrides: Overrides, progress: Progress) -> Played:
+def run(scenario: OrderingScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
     """Serve every seed's requests in every order.
 
     Raises:
@@ -51,10 +51,10 @@ def play(scenario: OrderingScenario, overrides: Overrides, progress: Progress) -
     for seed in range(seeds):
         streams = Streams(seed)
         lengths = recorded if recorded is not None else synthetic_lengths(streams)
-        for name, outcome in play_orders(names, lengths, setting, streams).items():
+        for name, outcome in simulate_orders(names, lengths, setting, streams).items():
             found[name].append(outcome)
         progress(seed + 1, seeds)
-    return Played(_document(scenario, file, found), _view(scenario, file, found))
+    return ScenarioResult(_document(scenario, file, found), _view(scenario, file, found))
 
 
 def _recorded(file: Path) -> Lengths:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from joulery.app.simulation import Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation import Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.app.simulation.node_groups import mean_rows, node_groups, type_rows, type_table, with_groups
 from joulery.app.wiring.hourly_intensity import forecast_hours, hourly_series
 from joulery.config.carbon import CarbonFile, carbon_from_flags
@@ -75,7 +75,7 @@ class _Row:
         }
 
 
-def play(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -> Played:
+def run(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
     """Run every policy in every region under every seed.
 
     Raises:
@@ -94,7 +94,7 @@ def play(scenario: TrainingScenario, overrides: Overrides, progress: Progress) -
         progress(len(rows), len(policies) * len(grids) * len(seeds))
     slack_s = _slack_s(scenario, overrides)
     document = {**_document(scenario, grids, rows), "slack_hours": slack_s / 3600.0}
-    return Played(document, _view(scenario, grids, rows, policies, len(seeds), slack_s))
+    return ScenarioResult(document, _view(scenario, grids, rows, policies, len(seeds), slack_s))
 
 
 def _seeds(scenario: TrainingScenario, overrides: Overrides) -> Sequence[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from joulery.app.simulation import BLANK, Overrides, Paragraph, Played, Progress, ResultTable, paragraph
+from joulery.app.simulation import BLANK, Overrides, Paragraph, Progress, ResultTable, ScenarioResult, paragraph
 from joulery.config.parsing.quantity import RATIO, flag_quantity
 from joulery.config.scenario import VariantsScenario
 from joulery.domain.errors import ConfigError, DataError, InfeasibleError
@@ -21,7 +21,7 @@ from joulery.sim.core.comparison import MeanInterval, interval
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.mixed_table import mixed
 from joulery.sim.serving.outcome import SchemeOutcome, StudySettings
-from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run
+from joulery.sim.serving.schemes import SCHEMES, SEARCHING, run_variants
 from joulery.sim.serving.trial_table import Bench, bench, exhaustive_table
 from joulery.store.columns import CsvRow, read_column, read_rows
 from joulery.store.files import require_json
@@ -49,7 +49,7 @@ class _Row:
     oracle: SchemeOutcome
 
 
-def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -> Played:
+def run(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
     """Run every scheme on every service, grid and weight; searching schemes once a seed.
 
     Raises:
@@ -74,7 +74,7 @@ def play(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -
         rows.append(row)
         progress(len(rows), total)
     document = {**_document(scenario, tables, rows), "pools": _pools(benches, rows)}
-    return Played(document, _view(scenario, tables, rows, schemes, seeds))
+    return ScenarioResult(document, _view(scenario, tables, rows, schemes, seeds))
 
 
 def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySettings]:
@@ -159,10 +159,10 @@ def _rows(
     for service, made in benches.items():
         for trace, intensities in grids.items():
             for settings in studies:
-                best = run("oracle", made, trace, intensities, settings, Streams(0))
+                best = run_variants("oracle", made, trace, intensities, settings, Streams(0))
                 for scheme in schemes:
                     for seed in range(seeds if scheme in SEARCHING else 1):
-                        outcome = run(scheme, made, trace, intensities, settings, Streams(seed))
+                        outcome = run_variants(scheme, made, trace, intensities, settings, Streams(seed))
                         yield _Row(service, trace, settings, seed, outcome, best)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joulery.adapters.carbon.cache import Cached, cache_folder
+from joulery.adapters.carbon.cache import Cached, provider_folder
 from joulery.adapters.carbon.file import FileFormat, SeriesSource, read_carbon_file
 from joulery.adapters.carbon.fill import Filled
 from joulery.adapters.carbon.followed import FollowedFile
@@ -208,7 +208,7 @@ def _service(
         step_s, variant = watttime.STEP_S, str(config.estimates)
     if cache_dir is None:
         return source
-    return Cached(source, cache_folder(cache_dir, config.kind, config.zone, variant), step_s, now_s=now_s)
+    return Cached(source, provider_folder(cache_dir, config.kind, config.zone, variant), step_s, now_s=now_s)
 
 
 def _at(service: CarbonService, url: str | None, now_s: Callable[[], float]) -> CarbonService:

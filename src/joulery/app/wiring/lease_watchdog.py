@@ -9,7 +9,7 @@ from pathlib import Path
 
 from joulery.app.wiring.devices import open_device
 from joulery.domain.gpu.device import Owner
-from joulery.runtime.leasing.watchdog import watch
+from joulery.runtime.leasing.watchdog import watch_leases
 from joulery.store.leases import LeaseBook, owner_of
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     folder, pid, start_ticks = sys.argv[1:]
     me = owner_of(os.getpid())
     owner = Owner(int(pid), int(start_ticks), me.boot_id, "", me.pid_namespace) if me else Owner(int(pid), 0, "")
-    return watch(LeaseBook(Path(folder)), owner, open_device)
+    return watch_leases(LeaseBook(Path(folder)), owner, open_device)
 
 
 if __name__ == "__main__":

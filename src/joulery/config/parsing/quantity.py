@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from joulery.config.parsing.problem import problem
@@ -235,6 +235,16 @@ GramsPerHourAboveZero = Annotated[float, Quantity(EMISSION, open_low=True)]
 """Grams of carbon an hour, above zero."""
 Ratio = Annotated[float, Quantity(RATIO, high=1.0)]
 """A share of 0 to 1; percent where written so."""
+
+
+def _inside(ratio: float) -> float:
+    if not 0 < ratio < 1:
+        raise problem("a quantile lies between 0 and 1, both excluded", expected="such as 95 %")
+    return ratio
+
+
+QuantileRatio = Annotated[float, Quantity(RATIO, high=1.0), AfterValidator(_inside)]
+"""A quantile: between 0 and 1, both excluded; percent where written so."""
 Bytes = Annotated[float, Quantity(BYTES)]
 """A size, bytes."""
 BytesPerSecond = Annotated[float, Quantity(BANDWIDTH, open_low=True)]

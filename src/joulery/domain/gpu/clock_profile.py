@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, readonly
 from joulery.domain.errors import DataError
+from joulery.domain.json_numbers import known_numbers, or_nan
 from joulery.domain.quality import Quality
 from joulery.domain.trace.operators import OperationCost, OperatorKind
 
@@ -154,8 +155,8 @@ class ClockProfile:
             "curve": {
                 "clock_mhz": self.clocks_mhz.tolist(),
                 "latency_s": self.latency_s.tolist(),
-                "power_w": _numbers(self.power_w),
-                "idle_w": _numbers(self.idle_w),
+                "power_w": known_numbers(self.power_w.tolist()),
+                "idle_w": known_numbers(self.idle_w.tolist()),
             },
             "operators": [_operator_as_dict(operator) for operator in self.operators],
         }
@@ -183,8 +184,8 @@ class ClockProfile:
                 operators=tuple(_operator_from_dict(each) for each in data["operators"]),
                 clocks_mhz=curve["clock_mhz"],
                 latency_s=curve["latency_s"],
-                power_w=[math.nan if value is None else value for value in curve["power_w"]],
-                idle_w=[math.nan if value is None else value for value in curve["idle_w"]],
+                power_w=[or_nan(value) for value in curve["power_w"]],
+                idle_w=[or_nan(value) for value in curve["idle_w"]],
                 calibration_ratio=float(data["calibration_ratio"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -223,7 +224,3 @@ def _operator_from_dict(data: Mapping[str, Any]) -> ScoredOperator:
         output_bytes=float(data["output_bytes"]),
     )
     return ScoredOperator(cost, float(data["score"]), float(data["time_s"]))
-
-
-def _numbers(values: FloatArray) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.tolist()]

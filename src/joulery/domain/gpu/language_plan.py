@@ -202,7 +202,7 @@ class LanguageBound(NamedTuple):
     gap_ratio: float
 
 
-class LanguageColumn(NamedTuple):
+class CandidateReplica(NamedTuple):
     """A replica that could be planned, as a line below its objective.
 
     Attributes:
@@ -246,7 +246,7 @@ class LooserLimit(NamedTuple):
 class LanguageCertificate:
     """Prices that prove a bound: no replica serves requests for less than they are worth.
 
-    With ``rate_rps * (demand_price - per_rps) <= fixed + gpus * pool_price`` for every column, no plan has less than
+    With ``rate_rps * (demand_price - per_rps) <= fixed + gpus * pool_price`` for every candidate, no plan has less than
     the rates at their prices, less the GPUs there are at theirs.
 
     Attributes:
@@ -255,7 +255,7 @@ class LanguageCertificate:
         pool_price: What one more GPU would save, by type; 0 for types without a limit.
         rates_rps: Requests a second, by service.
         available: GPUs there are, by type; types without a limit are not in it.
-        columns: Every candidate that no other replaces.
+        candidates: Every one that no other replaces.
         looser: What looser limits would save.
     """
 
@@ -264,7 +264,7 @@ class LanguageCertificate:
     pool_price: Mapping[str, float]
     rates_rps: Mapping[str, float]
     available: Mapping[str, int]
-    columns: tuple[LanguageColumn, ...]
+    candidates: tuple[CandidateReplica, ...]
     looser: tuple[LooserLimit, ...] = ()
 
 

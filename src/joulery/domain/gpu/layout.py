@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.service import Slice
+
+SliceAssignment = Mapping[tuple[Slice, ...], tuple[tuple[Slice, str], ...]]
+"""The slices of a cut, sorted, to the same slices each with its GPU."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -91,8 +91,8 @@ class RequestLedger:
         return self.first + len(self._entries)
 
     def open_of(self, gateway: str) -> int:
-        """Requests of a gateway that have not ended."""
-        return self.received[gateway] - self.ended[gateway]
+        """Requests of a gateway that have not ended, counted one by one: received = ended + open checks all three."""
+        return sum(passed_by == gateway for passed_by, _ in self._open.values())
 
     def open(self, gateway: str, connection: int, number: int, service: str, arrival_s: float) -> None:
         """A gateway passes a request on.

@@ -22,7 +22,7 @@ from joulery.perf.interference.model import (
     ModelCoefficients,
     ModelFit,
     Neighbourhood,
-    latency,
+    colocated_latency,
     solo,
 )
 
@@ -310,6 +310,6 @@ def solo_fit(gpu: GpuCoefficients, name: str, model: ModelCoefficients, points: 
     errors = []
     for point in points:
         own = solo(model, point.batch, point.share_percent)
-        predicted = latency(gpu, model, int(point.batch), own, Neighbourhood().with_process(own))
+        predicted = colocated_latency(gpu, model, int(point.batch), own, Neighbourhood().with_process(own))
         errors.append(predicted.gpu_ms / point.gpu_ms - 1)
     return ModelFit(name, "solo", tuple(errors))

@@ -169,7 +169,9 @@ def launch_delay_ms(gpu: GpuCoefficients, count: int) -> float:
     return 0.0 if count <= 1 else gpu.delay_ms_per_neighbour * count + gpu.delay_offset_ms
 
 
-def latency(gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Solo, around: Neighbourhood) -> Latency:
+def colocated_latency(
+    gpu: GpuCoefficients, model: ModelCoefficients, batch: int, own: Solo, around: Neighbourhood
+) -> Latency:
     """Times of one batch of a process on its GPU (Eqs. 1-8).
 
     Args:

@@ -31,7 +31,7 @@ from joulery.perf.interference.model import (
     ModelCoefficients,
     ModelFit,
     Neighbourhood,
-    latency,
+    colocated_latency,
     solo,
 )
 
@@ -287,5 +287,5 @@ def _checked(
         if run.copies == 2 and run.batch != MIDDLE[0]:
             own = solo(model, run.batch, run.share_percent)
             around = Neighbourhood().with_process(own).with_process(own)
-            errors.append(latency(gpu, model, run.batch, own, around).total_ms / run.latency_ms - 1)
+            errors.append(colocated_latency(gpu, model, run.batch, own, around).total_ms / run.latency_ms - 1)
     return (ModelFit(name, "held-out pairs", tuple(errors)),) if errors else ()

@@ -82,7 +82,7 @@ class LengthCalibration:
         return np.asarray(np.interp(np.asarray(score, np.float64), self.scores, self.upper_tokens), np.float64)
 
 
-def calibrate(
+def fit_classes(
     scores: npt.ArrayLike, tokens: npt.ArrayLike, *, upper_quantile: float = 0.9, bins: int = 10
 ) -> LengthCalibration:
     """Fit the calibration on completed requests: quantile bins of the score, pooled until monotone.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ TYPICAL, NINE_OF_TEN = 2 / 3, 0.9
 """Shares of the rows left out whose errors are within the two figures of a band."""
 _FEWEST = 12
 """Residuals below which a way of leaving out says nothing."""
+
+_Point = TypeVar("_Point")
 
 
 class Distance(StrEnum):
@@ -41,6 +43,13 @@ class Distance(StrEnum):
     """No model of that architecture and size was measured."""
     GPU = "another GPU type"
     """Nothing was measured on that GPU type."""
+
+    @property
+    def basis(self) -> str:
+        """``measured``, ``fitted`` or ``transferred``."""
+        if self is Distance.MEASURED:
+            return "measured"
+        return "fitted" if self in (Distance.INSIDE, Distance.BEYOND) else "transferred"
 
 
 class Band(NamedTuple):
@@ -71,7 +80,7 @@ Groups = Mapping[Distance, Sequence[npt.NDArray[np.int_]]]
 
 def leave_out_groups(points: Sequence[LlmPoint]) -> Groups:
     """Indices of points to leave out together, by what leaving them out imitates."""
-    series = _grouped(points, lambda point: point.series)
+    series = grouped(points, lambda point: point.series)
     inside, beyond = [], []
     for each in series:
         order = each[np.argsort([points[i].batch for i in each], kind="stable")]
@@ -84,9 +93,9 @@ def leave_out_groups(points: Sequence[LlmPoint]) -> Groups:
         Distance.INSIDE: inside,
         Distance.BEYOND: beyond,
         Distance.CONFIGURATION: series,
-        Distance.MODEL: _grouped(points, lambda point: point.model_id),
-        Distance.ARCHITECTURE: _grouped(points, lambda point: point.facts.backbone),
-        Distance.GPU: _grouped(points, lambda point: point.gpu.name),
+        Distance.MODEL: grouped(points, lambda point: point.model_id),
+        Distance.ARCHITECTURE: grouped(points, lambda point: point.facts.backbone),
+        Distance.GPU: grouped(points, lambda point: point.gpu.name),
     }
     return {how: [group for group in groups if len(group) < len(points)] for how, groups in found.items()}
 
@@ -110,7 +119,8 @@ def scales_of(left: Mapping[Distance, tuple[FloatArray, FloatArray]]) -> dict[Di
     return scales
 
 
-def _grouped(points: Sequence[LlmPoint], key: Callable[[LlmPoint], Hashable]) -> list[npt.NDArray[np.int_]]:
+def grouped(points: Sequence[_Point], key: Callable[[_Point], Hashable]) -> list[npt.NDArray[np.int_]]:
+    """Indices of the points that have the same key, by key, in the order of their first point."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for index, point in enumerate(points):
         groups[key(point)].append(index)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
-from joulery.perf.llm.errors import Band, Distance, scales_of
+from joulery.perf.llm.errors import Band, Distance, grouped, scales_of
 from joulery.perf.llm.gaussian_process import GaussianProcess, KernelInputs, KernelShape, Term
 from joulery.perf.llm.replica import FIRST_OVERHEAD_S, prompt_time_s
 from joulery.perf.llm.roofline import memory_limit
@@ -99,9 +98,7 @@ class FirstToken(NamedTuple):
     @property
     def basis(self) -> str:
         """``measured``, ``fitted`` or ``transferred``."""
-        if self.distance is Distance.MEASURED:
-            return "measured"
-        return "fitted" if self.distance in (Distance.INSIDE, Distance.BEYOND) else "transferred"
+        return self.distance.basis
 
 
 class FirstTokenPredictor:
@@ -125,7 +122,7 @@ class FirstTokenPredictor:
         self._process = GaussianProcess(_SHAPE, _inputs(points), rest)
         left = {}
         for how, key in _KEYS.items():
-            groups = _grouped(points, key)
+            groups = grouped(points, key)
             if len(groups) > 1:
                 left[how] = tuple(self._process.left_out(groups))
         self._left = {how: (residual, deviation) for how, (residual, deviation) in left.items()}
@@ -167,7 +164,7 @@ class FirstTokenPredictor:
         return Distance.MODEL if point.point.facts.backbone in known else Distance.ARCHITECTURE
 
 
-_KEYS = {
+_KEYS: Mapping[Distance, Callable[[LoadPoint], Hashable]] = {
     Distance.INSIDE: lambda each: (each.series, each.point.batch),
     Distance.CONFIGURATION: lambda each: each.lengths,
     Distance.MODEL: lambda each: each.configuration,
@@ -176,13 +173,6 @@ _KEYS = {
 }
 """Points left out together: all repetitions of a load, of a pair of lengths, of a configuration, a model, a GPU type.
 A load beyond those measured has the error of a load between them, and no less."""
-
-
-def _grouped(points: Sequence[LoadPoint], key: object) -> list[npt.NDArray[np.int_]]:
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for index, point in enumerate(points):
-        groups[key(point)].append(index)  # type: ignore[operator]
-    return [np.array(group) for group in groups.values()]
 
 
 def _base(points: Sequence[LoadPoint]) -> FloatArray:

@@ -67,9 +67,7 @@ class LlmPrediction:
     @property
     def basis(self) -> str:
         """``measured``, ``fitted`` or ``transferred``."""
-        if self.distance is Distance.MEASURED:
-            return "measured"
-        return "fitted" if self.distance in (Distance.INSIDE, Distance.BEYOND) else "transferred"
+        return self.distance.basis
 
     @property
     def energy_per_token_j(self) -> float | None:

@@ -138,7 +138,7 @@ class LimitComparison:
         return math.isfinite(self.slowdown) and math.isfinite(self.energy)
 
 
-def compared(full: WindowTotals, limited: WindowTotals) -> LimitComparison:
+def compare_windows(full: WindowTotals, limited: WindowTotals) -> LimitComparison:
     """The comparison of a window at full power and one under a limit."""
     base = {one.kind: one.seconds_a_size for one in full.work}
     shared = [one for one in limited.work if base.get(one.kind, 0.0) > 0 and one.fresh_size > 0]

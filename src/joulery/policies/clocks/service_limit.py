@@ -36,7 +36,7 @@ from joulery.policies.clocks.limit_comparison import (
     WindowTotals,
     WorkTotals,
     add_totals,
-    compared,
+    compare_windows,
     faded,
 )
 from joulery.policies.clocks.power_limit import LIMIT_RATIOS, LimitPhase, check_limit_search
@@ -372,7 +372,7 @@ class ServiceLimitTuner:
         if state.first is None:  # the first of two
             return self._to_window(replace(state, first=window, position=position), view)
         full, limited = (state.first, window) if view.ratio != 1 else (window, state.first)
-        comparison = compared(full, limited)
+        comparison = compare_windows(full, limited)
         state = replace(state, first=None, position=position)
         record = state_record(state).with_comparison(comparison)
         state = replace(state, records=(*(one for one in state.records if one.ratio != state.trial), record))
@@ -412,7 +412,7 @@ class ServiceLimitTuner:
             return self._at(replace(state, first=window), 1.0)
         if state.first is None:
             return self._at(state, state.trial)
-        record = state_record(state).with_comparison(compared(window, state.first))
+        record = state_record(state).with_comparison(compare_windows(window, state.first))
         state = replace(
             state,
             records=(*(one for one in state.records if one.ratio != state.trial), record),

@@ -10,8 +10,8 @@ from joulery.domain.serving.mix import VariantMix, Weights
 from joulery.domain.serving.service import Slo
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import Sample
-from joulery.policies.serving.predictive_search import PredictedChoice
-from joulery.policies.serving.trials import MeasuredLayout, Verdict
+from joulery.policies.serving.search.predictive_search import PredictedChoice
+from joulery.policies.serving.search.trials import MeasuredLayout, Verdict
 
 _VERDICTS = {
     Verdict.WITHIN: "keeps the SLO",

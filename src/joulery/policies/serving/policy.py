@@ -25,14 +25,14 @@ from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.mix import OWN
 from joulery.domain.serving.service import SloScope
 from joulery.perf.layouts import Predictor
-from joulery.policies.consolidation import Consolidation
-from joulery.policies.family_change import FAMILY, decision_kind, family_from, followed, has_left, seen_by
-from joulery.policies.newcomers import assumed, introduced, trusted
 from joulery.policies.serving import messages
+from joulery.policies.serving.consolidation import Consolidation
 from joulery.policies.serving.messages import quantile, short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, Sample
-from joulery.policies.serving.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.predictive_search import PredictiveSearch
+from joulery.policies.serving.search.trial_search import TrialSearch
+from joulery.policies.serving.search.trials import MeasuredLayout, Verdict, judge
 from joulery.policies.serving.slo_first import (
     NO_THREAT,
     VariantScaler,
@@ -44,8 +44,8 @@ from joulery.policies.serving.slo_first import (
     threat,
 )
 from joulery.policies.serving.state import Family, ServiceState
-from joulery.policies.serving.trial_search import TrialSearch
-from joulery.policies.serving.trials import MeasuredLayout, Verdict, judge
+from joulery.policies.serving.variants.changes import FAMILY, decision_kind, family_from, followed, has_left, seen_by
+from joulery.policies.serving.variants.newcomers import assumed, introduced, trusted
 
 UNFINISHED, TURN = "unfinished", "turn"
 _WAITED = ", after waiting"

@@ -9,10 +9,10 @@ import numpy as np
 
 from joulery.domain.gpu.layout import Layout
 from joulery.domain.serving.mix import OWN, VariantMix, Weights
-from joulery.policies.caution import CALM, Caution
+from joulery.policies.serving.caution import CALM, Caution
 from joulery.policies.serving.objective import ServiceObjectives
+from joulery.policies.serving.search.trials import MeasuredLayout
 from joulery.policies.serving.slo_first import NO_THREAT, Threat
-from joulery.policies.serving.trials import MeasuredLayout
 
 Family = tuple[tuple[str, bool], ...]
 """``((variant, assumed), …)``, sorted: whether the times of a variant are assumed to be those of another."""

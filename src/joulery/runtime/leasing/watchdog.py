@@ -112,7 +112,7 @@ def revert_lease(
         return f"{lease.device}: {done.before} -> {done.after}"
 
 
-def watch(book: LeaseBook, owner: Owner, open_device: Callable[[DeviceSpec], Device[Any]]) -> int:
+def watch_leases(book: LeaseBook, owner: Owner, open_device: Callable[[DeviceSpec], Device[Any]]) -> int:
     """Watch a process until it holds no lease any more.
 
     Args:

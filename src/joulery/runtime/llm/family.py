@@ -14,11 +14,11 @@ from joulery.domain.decisions import Decision, Step
 from joulery.domain.serving.engine import Outcome, RequestError, RequestRecord
 from joulery.domain.serving.mix import MixCounter, MixStep, VariantMix
 from joulery.domain.serving.service import Slo
-from joulery.policies.language_family import FamilySeen, FamilyState, LanguageFamilyPolicy, ModelSeen
+from joulery.policies.serving.variants.language_family import FamilySeen, FamilyState, LanguageFamilyPolicy, ModelSeen
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.llm.statistics import RecentAnswer
-from joulery.runtime.serving.driver import ADVISED, APPLIED, LiveDriver
-from joulery.runtime.serving.history import SessionHistory
+from joulery.runtime.session.driver import ADVISED, APPLIED, LiveDriver
+from joulery.runtime.session.history import SessionHistory
 
 _ENOUGH = 10
 """Answers that a latency quantile rests on."""

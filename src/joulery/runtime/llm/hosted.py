@@ -14,7 +14,7 @@ from joulery.domain.serving.timeline import ServiceLabel, ServiceTick
 from joulery.runtime.llm.governed import slo_of
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.llm.statistics import LLMUsage
-from joulery.runtime.serving.requests import summarise
+from joulery.runtime.session.requests import summarise
 
 
 @dataclass(slots=True)

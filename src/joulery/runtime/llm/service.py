@@ -35,7 +35,7 @@ from joulery.runtime.llm.length_prediction import Forecast, Forecaster, prompt_t
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.slots import EngineSlots
 from joulery.runtime.llm.statistics import EngineReports, RecentTraffic, StepObserver
-from joulery.runtime.serving.plans.colocated import ProgressClock
+from joulery.runtime.session.progress_clock import ProgressClock
 
 
 @dataclass(frozen=True, slots=True)

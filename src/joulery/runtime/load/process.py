@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.errors import ActuationError
+from joulery.domain.json_numbers import known_numbers, or_nan
 from joulery.runtime.load.plan import LoadPlan
 from joulery.runtime.process import part_environment, process_command
 
@@ -99,8 +100,8 @@ class LoadResult:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready; what is not known is null."""
-        numbers = {**asdict(self), "unsent": self.unsent}.items()
-        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in numbers}
+        document: dict[str, Any] = known_numbers({**asdict(self), "unsent": self.unsent})
+        return document
 
 
 class Load:
@@ -127,7 +128,7 @@ class Load:
             if self._ended:
                 return LoadResult(cpu_s=cpu_s)
             raise ActuationError(f"the load generator failed: {_how_it_ended(status)}") from error
-        p95_s = math.nan if summary["p95_s"] is None else summary["p95_s"]
+        p95_s = or_nan(summary["p95_s"])
         numbers = {name: summary[name] for name in ("requests", "ok", "delay_max_s", *_COUNTS)}
         return LoadResult(p95_s=p95_s, cpu_s=cpu_s, **numbers)
 

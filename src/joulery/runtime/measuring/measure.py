@@ -97,7 +97,7 @@ class Measured:
     warnings: tuple[str, ...] = ()
 
 
-def measure_command(
+def run_measured(
     argv: Sequence[str],
     *,
     settings: Settings,

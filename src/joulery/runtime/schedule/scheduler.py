@@ -50,7 +50,7 @@ from joulery.runtime.schedule.state import (
     forecast_event,
     job_cost,
     plan_event,
-    replay,
+    replay_events,
     scored_fields,
     tallies_event,
 )
@@ -146,7 +146,7 @@ class Scheduler:
         self._backend, self._policy, self._journal, self._energy = backend, policy, journal, energy
         self._intensity, self._log, self._mode, self._timing = intensity, log, mode, timing
         self._planner = RoundPlanner(policy, timing, log, priority_step)
-        self.state, unread = replay(journal.entries)
+        self.state, unread = replay_events(journal.entries)
         if unread:
             log("note", {"text": f"{unread} journal events cannot be read and are left out"})
         self._check_policy()

@@ -54,7 +54,7 @@ class SpoolFileState:
         added_s: When each was added to last, in seconds since the file was begun; below 0 for before.
         up_s: Seconds from its beginning to its last line.
         carries: Names of the files whose totals are among these.
-        machine, owner: Who writes it; empty and None in files of earlier versions.
+        machine, owner: Host and process that write it; empty and None in files of earlier versions.
         offset: Up to where it was read.
     """
 
@@ -125,7 +125,7 @@ class SpoolWriter:
         node: The node.
         session: Distinguishes this agent from others of the node.
         machine: Which machine this is; files of dead agents of this node and machine are taken over. Empty: none.
-        owner: Who writes; this process unless given.
+        owner: The writing process; this one unless given.
         clock_s: Seconds of a monotonic clock.
         largest_bytes: When a file is begun anew.
     """

@@ -1,8 +1,8 @@
 """The scheduler's state: the fold of its journal's events, and nothing beside it.
 
-The scheduler appends an event to the journal and applies it with :func:`apply_event`; after a restart :func:`replay`
-applies the journal's events and gives the same state. The cluster is the truth about jobs; the state holds what was
-decided for them and what was measured of them. An event is on the disk before the scheduler acts on it.
+The scheduler appends an event to the journal and applies it with :func:`apply_event`; after a restart
+:func:`replay_events` applies them and gives the same state. The cluster is the truth about jobs; the state holds what
+was decided for them and what was measured of them. An event is on the disk before the scheduler acts on it.
 
 =============  ==============================================================================================
 event          fields
@@ -118,7 +118,7 @@ def apply_event(state: SchedulerState, event: Event) -> SchedulerState:
     return state if change is None else change(state, event)
 
 
-def replay(events: Iterable[Event]) -> tuple[SchedulerState, int]:
+def replay_events(events: Iterable[Event]) -> tuple[SchedulerState, int]:
     """The state after a journal's events, and the number of events that could not be read and were left out."""
     state, unread = SchedulerState(), 0
     for event in events:

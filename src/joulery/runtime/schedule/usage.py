@@ -15,7 +15,7 @@ import orjson
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality, weakest
 from joulery.months import month_of
-from joulery.runtime.schedule.state import SchedulerState, replay
+from joulery.runtime.schedule.state import SchedulerState, replay_events
 
 BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month")
 """Keys that jobs can be grouped by."""
@@ -220,7 +220,7 @@ def ended_jobs(folder: Path, since_s: float = -math.inf) -> list[dict[str, Any]]
 def live_state(folder: Path) -> SchedulerState:
     """The state of the acting scheduler of a folder, from its journal; empty where there is none."""
     journal = folder / "journal-act.jsonl"
-    return replay(lines(journal) if journal.exists() else ())[0]
+    return replay_events(lines(journal) if journal.exists() else ())[0]
 
 
 def lines(file: Path, *words: bytes) -> Iterator[dict[str, Any]]:

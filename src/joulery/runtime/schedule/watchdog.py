@@ -87,7 +87,7 @@ class SchedulerLock:
         self.close()
 
 
-def watch(
+def watch_lock(
     lock: SchedulerLock,
     patience_s: float,
     open_backend: Callable[[], ClusterBackend],

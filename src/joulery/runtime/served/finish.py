@@ -29,9 +29,9 @@ from joulery.runtime.served.measured_baseline import PeriodEnergy, period_energy
 from joulery.runtime.served.pricing import prices_of
 from joulery.runtime.served.summary import RunCost, ServedService, compared, summarise_run, with_baseline
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.requests import RequestColumns, series_columns
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.requests import RequestColumns, series_columns
 from joulery.store.run.directory import SAMPLES, RunWriter, open_run
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.store.run.intensity import write_intensity

@@ -16,9 +16,9 @@ from joulery.domain.energy.carbon import JOULES_PER_KWH, CarbonSeries
 from joulery.domain.energy.power import BusyTimes
 from joulery.perf.counterfactual import Counterfactual
 from joulery.perf.switchback import MIN_PERIODS, SampledCost, TotalEstimate, estimate_total, sums_by_period
-from joulery.policies.switchback import AuditTally, Switchback
+from joulery.policies.serving.switchback import AuditTally, Switchback
 from joulery.runtime.measuring.account import Basis
-from joulery.runtime.serving.requests import OK, RequestColumns
+from joulery.runtime.session.requests import OK, RequestColumns
 
 Spans = Sequence[tuple[float, float]]
 

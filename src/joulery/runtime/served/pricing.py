@@ -18,7 +18,7 @@ from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.perf.layouts import Predictor
-from joulery.runtime.serving.requests import RequestColumns, Rows
+from joulery.runtime.session.requests import RequestColumns, Rows
 
 
 @dataclass(frozen=True, slots=True)

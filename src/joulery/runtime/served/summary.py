@@ -24,7 +24,7 @@ from joulery.domain.serving.timeline import Tick
 from joulery.perf.counterfactual import STEERED_RATIO, Counterfactual, CounterfactualAnswers, compare
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.messages import short
-from joulery.policies.switchback import AuditTally, Switchback
+from joulery.policies.serving.switchback import AuditTally, Switchback
 from joulery.runtime.served.accuracy import accuracy_figures
 from joulery.runtime.served.measured_baseline import (
     MeasuredBaseline,
@@ -36,7 +36,7 @@ from joulery.runtime.served.measured_baseline import (
 )
 from joulery.runtime.served.pricing import NOTHING, Prices, seconds_here
 from joulery.runtime.served.totals import Totals, intensities, totals_of
-from joulery.runtime.serving.requests import OK, ROW, RequestColumns, Rows
+from joulery.runtime.session.requests import OK, ROW, RequestColumns, Rows
 
 MODELLED, MEASURED = "modelled", "measured"
 """Basis of the baseline: replayed from profiles, or observed in periods of its own."""

@@ -11,7 +11,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.serving.engine import Outcome
-from joulery.runtime.serving.requests import OK, OUTCOMES, RequestColumns, Rows
+from joulery.runtime.session.requests import OK, OUTCOMES, RequestColumns, Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

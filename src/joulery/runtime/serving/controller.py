@@ -17,21 +17,21 @@ from joulery.domain.serving.engine import Outcome, QueuedRequest, ReplicaState, 
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.service import Slo
 from joulery.perf.switchback import MIN_PERIODS
-from joulery.policies.family_change import FAMILY
 from joulery.policies.serving.observation import KEEP_LAYOUT, SET_WEIGHTS, TRY_LAYOUT, Observation, tail_latency_s
 from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.state import ServiceState
-from joulery.policies.switchback import AuditedPolicy, AuditedState
-from joulery.policies.traffic_split import TrafficSplit
-from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
-from joulery.runtime.serving.history import SessionHistory
+from joulery.policies.serving.switchback import AuditedPolicy, AuditedState
+from joulery.policies.serving.variants.changes import FAMILY
+from joulery.policies.serving.variants.traffic_split import TrafficSplit
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.nodes.places import NodePlaces
-from joulery.runtime.serving.requests import RequestWindow, summarise
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup
 from joulery.runtime.serving.shadow import ShadowReplays
+from joulery.runtime.session.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
+from joulery.runtime.session.history import SessionHistory
+from joulery.runtime.session.requests import RequestWindow, summarise
 from joulery.steady_time import unix_s
 
 

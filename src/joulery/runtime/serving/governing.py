@@ -26,8 +26,9 @@ from joulery.policies.clocks.governor import ArrivalForecast, DeviceView, Govern
 from joulery.policies.clocks.lowest_clock import PartitionLatency
 from joulery.policies.clocks.observation import ClockCurves, ColocatedService, pending_requests
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
-from joulery.runtime.serving.plans.colocated import ColocatedServices, ProgressClock
+from joulery.runtime.serving.plans.colocated import ColocatedServices
+from joulery.runtime.session.driver import ADVISED, APPLIED, SHADOWED, LiveDriver
+from joulery.runtime.session.progress_clock import ProgressClock
 
 CLOCK_STEP = "clock_step"
 """The kind of log line that holds what a governor saw."""

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 from joulery.domain.decisions import Decision
 from joulery.domain.errors import ActuationError, JouleryError
-from joulery.domain.gpu.layout import Instance, Layout
+from joulery.domain.gpu.layout import Instance, Layout, SliceAssignment
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef, ReplicaSpec, ReplicaState
 from joulery.domain.serving.service import Slice
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.observation import KEEP_LAYOUT
-from joulery.runtime.serving.driver import APPLIED
 from joulery.runtime.serving.nodes.places import NodePlaces
+from joulery.runtime.session.driver import APPLIED
 
 
 @dataclass(frozen=True, slots=True)

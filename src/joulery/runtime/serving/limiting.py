@@ -32,9 +32,9 @@ from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.runtime.llm.governed import slo_of
 from joulery.runtime.llm.service import LLMService
 from joulery.runtime.serving.controller import backlog_of
-from joulery.runtime.serving.driver import APPLIED, LiveDriver
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.driver import APPLIED, LiveDriver
+from joulery.runtime.session.history import SessionHistory
 from joulery.steady_time import unix_s
 
 

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 
 from joulery.config.loadgen import LoadConfig
 from joulery.config.trials import TrialsConfig
-from joulery.domain.gpu.layout import Layout
+from joulery.domain.gpu.layout import Layout, SliceAssignment
 from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.mix import Weights
 from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import ModelFamily, Slice, Slo
 from joulery.domain.serving.timeline import ServiceLabel
 from joulery.perf.layouts import LayoutMetrics, Predictor
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.switchback import AuditedPolicy, AuditTally, BaselinePeriod, Switchback
-from joulery.policies.traffic_split import TrafficSplit
+from joulery.policies.serving.switchback import AuditedPolicy, AuditTally, BaselinePeriod, Switchback
+from joulery.policies.serving.variants.traffic_split import TrafficSplit
 from joulery.runtime.serving.live_sample import LiveSample
-from joulery.runtime.serving.requests import RequestWindow
 from joulery.runtime.serving.shadow import ShadowReplays
+from joulery.runtime.session.requests import RequestWindow
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,14 @@ from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.controller import Revision
-from joulery.runtime.serving.driver import FAILED, LiveDriver
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.limiting import PowerLimitController
 from joulery.runtime.serving.nodes.ledger import NodeLedger
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
+from joulery.runtime.session.driver import FAILED, LiveDriver
+from joulery.runtime.session.history import SessionHistory
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import SAMPLES

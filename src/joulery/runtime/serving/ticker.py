@@ -15,8 +15,8 @@ from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot,
 from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LiveMeters
 from joulery.runtime.serving.intensity import LiveIntensity
-from joulery.runtime.serving.requests import summarise
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.requests import summarise
 
 TICKS_SHOWN = 900
 

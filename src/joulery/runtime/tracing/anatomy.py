@@ -64,7 +64,7 @@ class Accounted:
     power: tuple[PowerTrace, ...] = field(default=())
 
 
-def account_run(path: Path, openers: RunOpeners, estimator: Estimator | None = None) -> Accounted:
+def account_traced(path: Path, openers: RunOpeners, estimator: Estimator | None = None) -> Accounted:
     """Account a traced run; after a killed measuring process, from the files it left.
 
     Args:

@@ -17,7 +17,7 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.ports import Policy
 from joulery.perf.catalog.muserve_models import CLOCKS_MHZ, MODELS
-from joulery.perf.lengths.classes import calibrate
+from joulery.perf.lengths.classes import fit_classes
 from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio
 from joulery.policies.clocks.governor import (
@@ -159,7 +159,7 @@ def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = 
 def _upper(lengths: Lengths) -> FloatArray:
     """An upper quantile of the length of each request's predicted class, from the first half of the log."""
     half = len(lengths.tokens) // 2
-    fit = calibrate(lengths.predicted[:half], lengths.tokens[:half], upper_quantile=_UPPER_QUANTILE)
+    fit = fit_classes(lengths.predicted[:half], lengths.tokens[:half], upper_quantile=_UPPER_QUANTILE)
     return fit.upper(lengths.predicted)
 
 

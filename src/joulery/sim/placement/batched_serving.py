@@ -25,7 +25,7 @@ from joulery.sim.core.arrivals import ArrivalSource
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.colocation import GpuRun, Tenant, serve_together
 from joulery.sim.placement.gpu import GpuTruth, SimulatedProcess
-from joulery.sim.queues.batching import Batches, BatchRule, serve_batches
+from joulery.sim.queues.batching import Batches, BatchRule, serve_timed
 
 
 class Neighbours(StrEnum):
@@ -334,7 +334,7 @@ def _always(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, end_s: f
             truth.conditions([*full[:index], full[index]._replace(batch=size), *full[index + 1 :]]).effects[index]
             for size in (sizes if tenant.rule.max_delay_s < math.inf else sizes[-1:])
         ]
-        served = serve_batches(
+        served = serve_timed(
             tenant.arrival_s,
             tenant.rule,
             [effect.load_s for effect in effects],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from joulery.domain.errors import ConfigError, InfeasibleError
-from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, latency, solo
+from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, colocated_latency, solo
 from joulery.perf.slices import BatchCurve, SliceProcess
 
 
@@ -129,7 +129,7 @@ class InterferenceTruth:
         unthrottled = around._replace(power_w=0.0)
         effects = []
         for each, own in zip(executing, solos, strict=True):
-            times = latency(gpu, self.profile[each.model], each.batch, own, unthrottled)
+            times = colocated_latency(gpu, self.profile[each.model], each.batch, own, unthrottled)
             busy_ms = times.gpu_ms * (highest / clock) + times.feedback_ms
             effects.append(Effect(times.load_ms / 1e3, busy_ms / 1e3, capped * own.power_w))
         return Conditions(tuple(effects), clock)

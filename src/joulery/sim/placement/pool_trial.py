@@ -9,7 +9,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.pools.pool import Used
 from joulery.policies.placement.pools.problem import Machine, PoolService, slowdown
-from joulery.policies.serving.annealing import TrialMetrics
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, metrics, pull
 

@@ -5,7 +5,7 @@ executes, one loads), or, if fewer wait, when the instance would stand idle alth
 ``max_delay_s``. The two well-known rules are its ends: an infinite delay is *wait for a full batch*, a delay of zero is
 *greedy* batching.
 
-:func:`serve_batches` assumes that the times of a batch depend on its size and its own noise alone (neighbours always
+:func:`serve_timed` assumes that the times of a batch depend on its size and its own noise alone (neighbours always
 on, as the planner assumes); full batches are then solved in closed form. With neighbours that come and go see
 :mod:`joulery.sim.placement.colocation`, which runs the same rule event by event.
 """
@@ -67,7 +67,7 @@ class Batches:
         return np.repeat(self.finish_s, self.size)
 
 
-def serve_batches(
+def serve_timed(
     arrival_s: FloatArray, rule: BatchRule, load_s: Sequence[float], busy_s: Sequence[float], noise: FloatArray
 ) -> Batches:
     """Serve every request whose batch ever forms.

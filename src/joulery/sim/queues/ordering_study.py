@@ -127,7 +127,7 @@ def _by_class(lengths: Lengths, setting: OrderingSetting) -> list[FloatArray]:
     return [service_s[predicted == c] if bool(np.any(predicted == c)) else service_s for c in range(classes)]
 
 
-def play_orders(
+def simulate_orders(
     names: tuple[str, ...], lengths: Lengths, setting: OrderingSetting, streams: Streams
 ) -> dict[str, OrderOutcome]:
     """Serve the same requests in each order.

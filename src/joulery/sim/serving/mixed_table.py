@@ -17,9 +17,9 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError
 from joulery.perf.queues.pull_model import predict
 from joulery.policies.placement.pools.problem import Machine, PoolService, edges_of
-from joulery.policies.serving.annealing import TrialMetrics
-from joulery.policies.serving.configuration_graph import GraphSpace, summed_odds
-from joulery.policies.serving.layout_space import LayoutSpace
+from joulery.policies.serving.search.annealing import TrialMetrics
+from joulery.policies.serving.search.configuration_graph import GraphSpace, summed_odds
+from joulery.policies.serving.search.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.sim.serving.trial_table import Bench

@@ -21,8 +21,8 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.serving.service import Slo
 from joulery.domain.serving.variant_table import VariantTable
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective, ReplanTrigger, ServiceObjectives
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.serving.trial_table import REQUESTS, Bench
 
 HOUR_S = 3600.0
@@ -222,7 +222,7 @@ def outcome(
     )
 
 
-def hourly(
+def by_hour(
     bench: Bench, objective: Objective, intensities: Sequence[float], timetable: Timetable
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Accuracy, joules a request and Clover's Eq. 3 of each period, trials included; float64[periods] each.

@@ -15,11 +15,11 @@ from joulery.domain.decisions import Decision
 from joulery.domain.gpu.layout import Instance, Layout
 from joulery.domain.ports import Policy
 from joulery.domain.serving.service import Slice
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.observation import TRY_LAYOUT, Observation, Sample
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.trial_search import Reference, TrialSearch
-from joulery.policies.serving.trials import TrialBudget
+from joulery.policies.serving.search.annealing import TrialMetrics
+from joulery.policies.serving.search.trial_search import Reference, TrialSearch
+from joulery.policies.serving.search.trials import TrialBudget
 from joulery.sim.core.driver import Driver
 from joulery.sim.core.kernel import Kernel, Rank
 from joulery.sim.serving.outcome import StudySettings, Timetable

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from joulery.domain.errors import ConfigError
 from joulery.policies.placement.pools.problem import Machine, PoolProblem, PoolService, prices
 from joulery.policies.placement.pools.search import PoolEffort, plan_pool
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import judge
 from joulery.sim.serving.trial_table import Bench

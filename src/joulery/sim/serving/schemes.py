@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.format import latency
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
-from joulery.policies.serving.trial_search import CLOVER, LEARNING, RANDOM
+from joulery.policies.serving.search.annealing import TrialMetrics
+from joulery.policies.serving.search.trial_search import CLOVER, LEARNING, RANDOM
 from joulery.sim.core.streams import Streams
 from joulery.sim.serving.outcome import Period, SchemeOutcome, StudySettings, Timetable, objective_of, outcome
 from joulery.sim.serving.policy_run import baseline_of, clover_policy, run_policy
@@ -23,7 +23,7 @@ from joulery.sim.serving.pool_scheme import envelope
 from joulery.sim.serving.trial_table import Bench
 
 
-def run(
+def run_variants(
     scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
 ) -> SchemeOutcome:
     """One scheme, one service, one grid, one seed.

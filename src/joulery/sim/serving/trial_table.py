@@ -12,9 +12,9 @@ from joulery.domain.errors import DataError
 from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.serving.variant_table import TableEntry, VariantTable
 from joulery.perf.queues.pull_costs import ServiceCosts
-from joulery.policies.serving.annealing import TrialMetrics
-from joulery.policies.serving.configuration_graph import GraphSpace, one_gpu
-from joulery.policies.serving.layout_space import LayoutSpace
+from joulery.policies.serving.search.annealing import TrialMetrics
+from joulery.policies.serving.search.configuration_graph import GraphSpace, one_gpu
+from joulery.policies.serving.search.layout_space import LayoutSpace
 from joulery.sim.core.streams import Streams
 from joulery.sim.queues.pull_fit import MeasurementWindow, simulate
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SCHEMA = "joulery.run/1"
+_RUNS_ARE_IN = "runs are kept in runs/ of the folder in which joulery ran (ls runs), or where its --out said"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -189,7 +190,9 @@ def open_run(path: str | Path) -> Run:
     try:
         manifest = read_json(file)
     except FileNotFoundError as error:
-        raise DataError(f"{folder} holds no run: manifest.json is not there", hint="name a run directory") from error
+        lacks = "it is a file" if folder.is_file() else "there is no such folder"
+        lacks = "it has no manifest.json" if folder.is_dir() else lacks
+        raise DataError(f"{folder} holds no run: {lacks}", hint=_RUNS_ARE_IN) from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise DataError(

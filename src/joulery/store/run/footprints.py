@@ -9,6 +9,7 @@ from typing import Any
 from joulery.domain.energy.carbon import Scope, Signal
 from joulery.domain.energy.footprint import Footprint, Part
 from joulery.domain.errors import DataError
+from joulery.domain.json_numbers import known_number
 from joulery.domain.quality import Quality
 from joulery.store.fields import instant, number, text
 
@@ -38,17 +39,17 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
                 "quality": part.quality.value,
                 "meter": part.meter,
                 "band_j": part.band_j,
-                "carbon_g": _known(part.carbon_g) if grams and known else None,
+                "carbon_g": known_number(part.carbon_g) if grams and known else None,
             }
             for part in footprint.parts
         ],
         "band_j": footprint.band_j,
         "idle_quality": footprint.idle_quality.value,
         "idle_band_j": footprint.idle_band_j,
-        "idle_g": _known(footprint.idle_g) if grams and known else None,
-        "unattributed_g": _known(footprint.unattributed_g) if grams and known else None,
-        "start_s": _known(footprint.start_s),
-        "end_s": _known(footprint.end_s),
+        "idle_g": known_number(footprint.idle_g) if grams and known else None,
+        "unattributed_g": known_number(footprint.unattributed_g) if grams and known else None,
+        "start_s": known_number(footprint.start_s),
+        "end_s": known_number(footprint.end_s),
         "covered_s": footprint.covered_s,
         "carbon_covered_j": footprint.carbon_covered_j,
         "carbon_coverage_ratio": footprint.carbon_coverage_ratio if footprint.signal is not None else 0.0,
@@ -108,7 +109,3 @@ def _part(value: Mapping[str, Any], unknown_g: float) -> Part:
 def _grams(value: Mapping[str, Any], key: str, unknown_g: float) -> float:
     """Grams of a part; ``unknown_g`` where they are null, or the document is older than the key."""
     return unknown_g if value.get(key) is None else number(value[key])
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -6,13 +6,13 @@ A run that holds one has the series ``ops`` (one row an operation, device and ph
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
+from joulery.domain.json_numbers import known_number, or_nan
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace
 from joulery.store.run.directory import Run, RunWriter
@@ -45,18 +45,18 @@ def tensor_footprint_to_dict(footprint: TensorFootprint) -> dict[str, Any]:
 
 def _device(entry: DeviceEnergy) -> dict[str, Any]:
     return {
-        "total_j": known(entry.total_j),
-        "attributed_j": known(entry.attributed_j),
-        "unattributed_j": known(entry.unattributed_j),
+        "total_j": known_number(entry.total_j),
+        "attributed_j": known_number(entry.attributed_j),
+        "unattributed_j": known_number(entry.unattributed_j),
         "uncovered_s": entry.uncovered_s,
         "covered_s": entry.covered_s,
         "active_s": entry.active_s,
-        "resolution_s": known(entry.resolution_s),
+        "resolution_s": known_number(entry.resolution_s),
         "quality": entry.quality.value if entry.metered else None,
         "estimator": entry.estimator if entry.metered else None,
         "other_j": entry.other_j,
         "idle_j": entry.idle_j,
-        "carbon_g": known(entry.carbon_g),
+        "carbon_g": known_number(entry.carbon_g),
     }
 
 
@@ -68,23 +68,18 @@ def _row(footprint: TensorFootprint, at: int) -> dict[str, Any]:
         "op": footprint.op[at],
         "device": footprint.device[at],
         "phase": footprint.phase[at],
-        "energy_j": known(energy_j),
-        "error_j": known(float(footprint.error_j[at])),
-        "carbon_g": known(float(footprint.carbon_g[at])),
+        "energy_j": known_number(energy_j),
+        "error_j": known_number(float(footprint.error_j[at])),
+        "carbon_g": known_number(float(footprint.carbon_g[at])),
         "runtime_s": runtime_s,
         "count": int(footprint.count[at]),
         "samples": int(footprint.samples[at]),
         "uncovered_s": float(footprint.uncovered_ns[at]) / 1e9,
         "median_s": float(footprint.median_ns[at]) / 1e9,
-        "share_power_w": known(energy_j / runtime_s) if read and runtime_s > 0 else None,
-        "device_power_w": known(active_j / active_s) if read and active_s > 0 else None,
+        "share_power_w": known_number(energy_j / runtime_s) if read and runtime_s > 0 else None,
+        "device_power_w": known_number(active_j / active_s) if read and active_s > 0 else None,
         "composite": footprint.op[at] in footprint.composite,
     }
-
-
-def known(value: float) -> float | None:
-    """The value, or None where it is not known."""
-    return None if math.isnan(value) else value
 
 
 def keep_footprint(writer: RunWriter, footprint: TensorFootprint) -> None:
@@ -149,23 +144,20 @@ def kept_footprint(run: Run) -> TensorFootprint:
 
 
 def _device_from(name: str, entry: dict[str, Any]) -> DeviceEnergy:
-    def number(key: str) -> float:
-        return math.nan if entry[key] is None else float(entry[key])
-
     return DeviceEnergy(
         device=name,
-        total_j=number("total_j"),
-        attributed_j=number("attributed_j"),
-        unattributed_j=number("unattributed_j"),
-        covered_s=number("covered_s"),
-        uncovered_s=number("uncovered_s"),
-        active_s=number("active_s"),
-        resolution_s=number("resolution_s"),
+        total_j=or_nan(entry["total_j"]),
+        attributed_j=or_nan(entry["attributed_j"]),
+        unattributed_j=or_nan(entry["unattributed_j"]),
+        covered_s=or_nan(entry["covered_s"]),
+        uncovered_s=or_nan(entry["uncovered_s"]),
+        active_s=or_nan(entry["active_s"]),
+        resolution_s=or_nan(entry["resolution_s"]),
         quality=Quality(entry["quality"] or Quality.MEASURED),
         estimator=entry["estimator"] or "recency",
-        other_j=number("other_j"),
-        idle_j=number("idle_j"),
-        carbon_g=number("carbon_g"),
+        other_j=or_nan(entry["other_j"]),
+        idle_j=or_nan(entry["idle_j"]),
+        carbon_g=or_nan(entry["carbon_g"]),
     )
 
 

@@ -97,14 +97,14 @@ def command(
     Of several tasks on a node (srun, torchrun) the first measures all. Of several nodes each leaves its run in DIR on a
     shared disk, and the first prints their sum; `joulery report DIR` does so again.
     """
-    from joulery.app.measuring import PERIOD_S, Settings, Terms, instant_s, job_place, measure_command, open_carbon
+    from joulery.app.measuring import PERIOD_S, Settings, Terms, job_place, measure_command, moment_s, open_carbon
     from joulery.app.wiring.meters import parse_meter
 
     given = {name: value for name, value in flags.items() if value is not None}
     settings = Settings(
         PERIOD_S if period is None else seconds(period), tuple(parse_meter(text) for text in meters) or None
     )
-    at_s = None if carbon_at is None else instant_s(carbon_at)
+    at_s = None if carbon_at is None else moment_s(carbon_at)
     terms = Terms(idle, pue, given, at_s, embodied, lifetime)
     source = open_carbon(given)
     tracing = _tracing(framework, steps, estimator)

@@ -1,7 +1,8 @@
-"""Options that several verbs share, and renamed ones: their old spelling is read, hidden, for one release."""
+"""Options that several verbs share, types of their values, and renamed ones: an old name is read for one release."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.renames import warn_renamed
@@ -56,13 +58,27 @@ class _Renamed(click.Option):
         return opts[self._former], ParameterSource.COMMANDLINE
 
 
+class NearChoice(click.Choice[str]):
+    """One of some names; a wrong one is answered with the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """What click says of a wrong name, and the name that was probably meant."""
+        return super().get_invalid_choice_message(value, ctx) + _meant(str(value), self.choices)
+
+
 class KeyList(click.ParamType):  # type: ignore[type-arg]
-    """One or more of some names, separated by commas: ``month,account``."""
+    """One or more of some names, separated by commas: ``month,account``.
+
+    Args:
+        names: The names.
+        repeats: Whether a name may stand twice.
+    """
 
     name = "keys"
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, repeats: bool = False) -> None:
         self._names = tuple(names)
+        self._repeats = repeats
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """The names, as click shows a choice."""
@@ -73,10 +89,22 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
         words = [word.strip() for word in str(value).split(",")]
         for word in words:
             if word not in self._names:
-                self.fail(f"{word!r} is not one of {', '.join(self._names)}.", param, ctx)
-        if len(set(words)) < len(words):
+                known = ", ".join(self._names)
+                self.fail(f"{word!r} is not one of {known}.{_meant(word, self._names)}", param, ctx)
+        if len(set(words)) < len(words) and not self._repeats:
             self.fail(f"{value!r} names a key twice.", param, ctx)
         return ",".join(words)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that the last word of the list may become."""
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{name}") for name in self._names if name.startswith(last)]
+
+
+def _meant(word: str, names: Sequence[str]) -> str:
+    """A question that names the nearest of some names; empty where none is near."""
+    near = difflib.get_close_matches(word, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class Month(click.ParamType):  # type: ignore[type-arg]

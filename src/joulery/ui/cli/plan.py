@@ -12,7 +12,7 @@ import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli.native_output import without_solver_lines
-from joulery.ui.cli.options import option
+from joulery.ui.cli.options import KeyList, NearChoice, option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from joulery.app.planning.plans import PlanOptions, SitePlan
     from joulery.config.site import Site
 
+# joulery.app.planning.plans.PRESETS and COMPARED, repeated here so that --help imports nothing heavy; a test compares.
+PRESETS = (
+    *("best", "igniter", "muserve", "columns", "clover", "joint", "language"),
+    *("ffd", "ffd++", "gslice", "gpulets"),
+)
+COMPARED = ("best", "igniter", "ffd", "ffd++", "gslice", "gpulets", "muserve", "joint", "knobs")
 
 _NOT_WITH_SERIES = (
     *("running", "compare", "page_file", "triton", "objective", "lock", "intensity", "max_moves"),
@@ -34,11 +40,18 @@ _NOT_WITH_ENVELOPE = (
 
 @click.command("plan")
 @click.argument("file", metavar="SITE", type=click.Path(), required=False)
-@click.option("--preset", metavar="P", help="best, igniter, muserve, columns, clover, joint, language or a baseline.")
+@click.option(
+    "--preset",
+    type=NearChoice(PRESETS),
+    metavar="P",
+    help="best, igniter, muserve, columns, clover, joint, language, or a baseline: ffd, ffd++, gslice, gpulets.",
+)
 @click.option(
     "--compare",
+    type=KeyList(COMPARED, repeats=True),
     metavar="P[,P]",
-    help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best; joint: knobs, each by itself and in turn.",
+    help="Also plan with these: ffd, ffd++, gpulets, gslice, igniter, best; pipelines: muserve, best; joint: knobs, "
+    "each by itself and in turn.",
 )
 @click.option("--objective", metavar="O", help="For joint: energy, carbon or cost; else the site's.")
 @click.option("--lock", metavar="K[,K]", help="For joint: leave alone variant, share, batch, clock, type, count.")

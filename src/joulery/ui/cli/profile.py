@@ -146,7 +146,7 @@ def _on_slices(
 ) -> None:
     """Measure the variants of a service, or one of them, on slices of the cores."""
     if what is None or file is None:
-        raise ConfigError("name what to profile and the site it belongs to", expected="SERVICE|VARIANT SITE")
+        raise _without_site(what, "SERVICE|VARIANT SITE")
     from joulery.app.profiling.service_profile import write_profile
     from joulery.app.profiling.slices import profile_on_slices
 
@@ -162,6 +162,17 @@ def _on_slices(
     from joulery.ui.reports.profile_text import service_profile_view
 
     _print(service_profile_view(profile), output)
+
+
+def _without_site(what: str | None, expected: str) -> ConfigError:
+    """The error for a profile that names no site: what there is for models that belong to none."""
+    return ConfigError(
+        "nothing to profile is named" if what is None else "no site is named that it belongs to",
+        got=None if what is None else f"{what} alone",
+        expected=expected,
+        hint="a language model: joulery profile --from RUNS fits runs that vllm bench serve, AIPerf or your CSV "
+        "measured; another model without a site: NAME=MODEL --mps GPU, or MODEL --clocks",
+    )
 
 
 def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
@@ -181,7 +192,7 @@ def _calibrate(points: str, output: Path | None, as_json: bool) -> None:
 def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, output: Path | None, as_json: bool) -> None:
     """Measure models beside one another."""
     if what is None or file is None:
-        raise ConfigError("name what to measure and the site it belongs to", expected="SERVICE[,SERVICE] SITE")
+        raise _without_site(what, "SERVICE[,SERVICE] SITE")
     from joulery.app.profiling.colocation import profile_together
 
     with _progress("measuring", quiet=as_json) as progress:

@@ -67,7 +67,7 @@ def command(
     """
     import json
 
-    from joulery.app.simulation import Overrides, play
+    from joulery.app.simulation import Overrides, run_scenario
     from joulery.config.scenario import load_scenario
     from joulery.domain.errors import ConfigError
 
@@ -82,23 +82,23 @@ def command(
     names = tuple(name for entry in policies for name in entry.split(",") if name)
     given = {name: value for name, value in inputs.items() if value is not None}
     with without_solver_lines(), _Bar(hidden=as_json or not sys.stderr.isatty()) as bar:
-        played = play(made, Overrides(names, seeds, given), bar.show)
+        found = run_scenario(made, Overrides(names, seeds, given), bar.show)
     if out is not None:
         from joulery.store.run.directory import create_run
 
         with create_run(out, kind="simulate", argv=sys.argv, details={"scenario": made.name}) as run:
-            for result in played.document["results"]:
-                run.log("result", **result)
-            run.write_report(played.document)
+            for row in found.document["results"]:
+                run.log("result", **row)
+            run.write_report(found.document)
     if as_json:
-        click.echo(json.dumps(played.document))
+        click.echo(json.dumps(found.document))
         return
     from rich.console import Console
 
     from joulery.ui.reports.simulation import result_view
 
     console = Console(highlight=False)
-    for part in played.view:
+    for part in found.view:
         console.print(result_view(part))
     if out is not None:
         click.echo(f"kept in {out}", err=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,16 +87,18 @@ def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | N
         The report; None for a run interrupted before anything was served.
     """
     from joulery.app.serving.up import Interrupted
+    from joulery.config.parsing.located import located
     from joulery.ui.kit.console import table_console
     from joulery.ui.reports.up_screen import ConsoleScreen
 
     try:
-        if screen is not None:
-            return _with_page(_until_ended(options, screen))
-        with ConsoleScreen(table_console(120)) as terminal:
-            report = _with_page(_until_ended(options, terminal))
-            terminal.summary(report)
-            return report
+        with nullcontext() if options.file is None else located(options.file):
+            if screen is not None:
+                return _with_page(_until_ended(options, screen))
+            with ConsoleScreen(table_console(120)) as terminal:
+                report = _with_page(_until_ended(options, terminal))
+                terminal.summary(report)
+                return report
     except Interrupted:
         return None
 

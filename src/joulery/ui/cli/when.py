@@ -31,7 +31,7 @@ def command(duration: str, within: str, power: str | None, at: str | None, as_js
 
     Prints the start, what waiting saves, and the line for sbatch. Nothing is submitted.
     """
-    from joulery.app.measuring import instant_s
+    from joulery.app.measuring import moment_s
     from joulery.app.planning.start_time import open_carbon, when_to_start
     from joulery.config.parsing.quantity import POWER, TIME, flag_quantity
     from joulery.domain.errors import ConfigError
@@ -47,8 +47,13 @@ def command(duration: str, within: str, power: str | None, at: str | None, as_js
         )
     source = open_carbon({name: value for name, value in flags.items() if value is not None})
     if source is None:
-        raise ConfigError("no source of carbon intensity is named", expected="--zone or --carbon")
-    now_s = time.time() if at is None else instant_s(at)
+        raise ConfigError(
+            "no source of carbon intensity is named",
+            pointer="--zone",
+            expected="--zone or --carbon",
+            hint="such as --zone GB, or a forecast of your own: --carbon FILE (joulery when --help)",
+        )
+    now_s = time.time() if at is None else moment_s(at)
     best, series = when_to_start(source, now_s, duration_s, within_s)
     about = {
         "zone": series.zone,

@@ -14,6 +14,7 @@ from joulery.accounting.rollup import PART_KEYS, by_name, by_part, by_time, tota
 from joulery.app.runs.recorded import RunView
 from joulery.domain.energy.footprint import Footprint, Row
 from joulery.domain.errors import DataError
+from joulery.domain.json_numbers import known_number
 from joulery.domain.quality import weakest
 from joulery.store.run.footprints import footprint_to_dict
 from joulery.ui.reports.messages import notes_together
@@ -112,9 +113,9 @@ def as_json(rollup: Rollup, *, with_rows: bool) -> dict[str, Any]:
         answer["rows"] = [
             {
                 rollup.by: row.key,
-                "energy_j": _known(row.energy_j),
+                "energy_j": known_number(row.energy_j),
                 "band_j": row.band_j,
-                "carbon_g": _known(row.carbon_g),
+                "carbon_g": known_number(row.carbon_g),
                 "quality": row.quality.value,
             }
             for row in rollup.rows
@@ -128,10 +129,6 @@ def as_csv(rollup: Rollup) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((rollup.by, "energy_j", "band_j", "carbon_g", "quality"))
     for row in rollup.rows:
-        numbers = (_known(row.energy_j), row.band_j, _known(row.carbon_g))
+        numbers = (known_number(row.energy_j), row.band_j, known_number(row.carbon_g))
         writer.writerow((row.key, *("" if n is None else repr(float(n)) for n in numbers), row.quality.value))
     return text.getvalue()
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.adapters.clusters.kueue.quotas import ClusterQueue, FlavorQuota, free_units, parse_quantity, parse_queue
+from joulery.adapters.clusters.kueue.quotas import ClusterQueue, FlavorQuota, free_units, parse_queue, resource_amount
 from joulery.domain.errors import DataError
 
 
@@ -18,13 +18,13 @@ from joulery.domain.errors import DataError
      (".5", 0.5), ("1E", 1e18), ("2E2", 200.0), ("0", 0.0)],
 )  # fmt: skip
 def test_quantities_of_kubernetes(text: object, value: float) -> None:
-    assert parse_quantity(text) == value
+    assert resource_amount(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "two", "1 Gi", "1gi", "--1", None, "0x10", "1e", "nan", "inf"])
 def test_what_is_no_quantity_is_refused(text: object) -> None:
     with pytest.raises(DataError, match="no quantity"):
-        parse_quantity(text)
+        resource_amount(text)
 
 
 def test_a_queue_without_the_resource_is_none_and_nonsense_is_refused() -> None:
@@ -73,7 +73,7 @@ def test_whatever_is_taken_from_what_is_free_fits_the_cohort(
     assert all(value >= 0 for value in free.values())
 
 
-def test_what_is_not_lent_stays_its_owners() -> None:
+def test_what_is_not_borrowable_stays_with_its_owner() -> None:
     keeps = ClusterQueue("keeps", "c", "", {"a": FlavorQuota(4, math.inf, 1)})
     wants = ClusterQueue("wants", "c", "", {"a": FlavorQuota(0, math.inf, 0)})
     assert free_units([keeps, wants], {}) == {("keeps", "a"): 4.0, ("wants", "a"): 1.0}

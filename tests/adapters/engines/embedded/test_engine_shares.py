@@ -21,7 +21,7 @@ async def answered(engine, count: int) -> Counter[str]:
     return Counter([(await ask(engine, x=[0.0])).variant for _ in range(count)])
 
 
-async def test_each_variant_answers_its_share_whoever_is_free():
+async def test_each_variant_answers_its_share_whichever_replica_is_free():
     async with running() as engine:
         engine.set_next_mixes({"toy": shares(a=0.2, b=0.8)})
         await engine.apply([variant("a"), variant("a"), variant("a"), variant("b")])

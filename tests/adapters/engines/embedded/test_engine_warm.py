@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.mix import OWN, MixStep, VariantMix
-from joulery.policies.newcomers import shared, unshared
+from joulery.policies.serving.variants.newcomers import shared, unshared
 from tests.adapters.engines.support import ask, running, toy, until
 
 MODELS = {name: toy("with_options", options=f'{{"offset": {offset}}}').model for name, offset in (("a", 1), ("b", 2))}

@@ -128,7 +128,7 @@ async def test_the_requests_of_a_replica_that_dies_are_tried_again_alone():
     await engine.close()
 
 
-def test_a_rank_tells_replicas_apart_that_differ_in_their_batch_alone():
+def test_a_rank_distinguishes_replicas_that_differ_in_their_batch_alone():
     (app,) = apps_of([FOUR, replace(FOUR, batch=8)], {}).values()
     (entry,) = {str(item): item for item in app.config({}, 0.5)["deployments"][0]["user_config"]["plan"]}.values()
     assert [app.spec(entry, rank).batch for rank in (0, 1, 7)] == [4, 8, 4]

@@ -92,7 +92,7 @@ async def test_what_cannot_be_sent_is_the_client_s_error_either_way(listener, se
 
 
 def test_the_gateway_s_own_event_loop_has_such_connections_too(listener):
-    uvloop = pytest.importorskip("uvloop")
+    uvloop = pytest.importorskip("uvloop", reason="uvloop is not installed: pip install 'joulery[serve]'")
 
     async def asked() -> dict:
         lines = DirectLines(Ray())

@@ -167,7 +167,7 @@ async def test_requests_under_way_at_a_server_that_dies_are_answered_once_by_ano
         assert servers.values == dict.fromkeys(map(float, range(12)), 1)
 
 
-async def test_with_no_upstream_left_a_request_is_told_at_once_when_to_come_again() -> None:
+async def test_with_no_upstream_left_a_request_learns_at_once_when_to_retry() -> None:
     servers = Upstreams()
     async with engine_of(servers, *slots(large=1, small=1)) as engine:
         servers.dead |= set(MODELS)

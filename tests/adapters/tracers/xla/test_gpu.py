@@ -172,7 +172,7 @@ def number_names(*kernels: tuple[str, int]) -> list[str]:
     return [sequence[known[at][1]] if at in known else "" for at in range(len(kernels))]
 
 
-def test_the_number_of_a_node_tells_the_instruction_of_an_alike_kernel() -> None:
+def test_the_number_of_a_node_identifies_the_instruction_of_an_alike_kernel() -> None:
     # The kernels of a.1 and b.1 run for a.2 and b.2 too; the graph begins with the second of them.
     assert number_names(("a_1", 0), ("b_1", 1), ("c", 2)) == ["a.2", "b.2", "c"]
     # Two that ran side by side, the later one first.

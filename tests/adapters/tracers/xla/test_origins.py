@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.tracers.xla.hlo import qualified_op
-from joulery.adapters.tracers.xla.origins import Origin, origins_in_text
+from joulery.adapters.tracers.xla.origins import Origin
 from joulery.adapters.tracers.xla.xplane import read_xplane
+from tests.adapters.tracers.xla.hlo_text import origins_in_text
 
 HEAD = """HloModule jit_step, is_scheduled=true
 

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joulery.adapters.tracers.xla.hlo import qualified_op
-from joulery.adapters.tracers.xla.origins import Origin, origins_in_text
+from joulery.adapters.tracers.xla.origins import Origin
 from joulery.adapters.tracers.xla.protobuf import WireError, fields
 from joulery.adapters.tracers.xla.tracer import read_jax
 from joulery.adapters.tracers.xla.xplane import Event, read_xplane, xla_trace
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace
+from tests.adapters.tracers.xla.hlo_text import origins_in_text
 from tests.data_folder import data_folder
 
 

@@ -200,7 +200,7 @@ LIMITED = tuple(gpu._replace(available=limit) for gpu, limit in ((H100, 8), (B20
 
 def prices_prove(proof):
     """The bound that a certificate's prices prove, worked out from the exported columns alone."""
-    for each in proof.columns:
+    for each in proof.candidates:
         worth = each.rate_rps * (proof.demand_price[each.service] - each.per_rps)
         cost = each.fixed + each.gpus * proof.pool_price.get(each.gpu, 0.0)
         assert worth <= cost * (1 + 1e-9), each
@@ -211,19 +211,19 @@ def prices_prove(proof):
 
 def fractions(proof):
     """The relaxation over the exported columns by another solver."""
-    many = len(proof.columns)
+    many = len(proof.candidates)
     rows, low, high = [], [], []
     for name, rate in proof.rates_rps.items():
-        rows.append([0.0] * many + [float(each.service == name) for each in proof.columns])
+        rows.append([0.0] * many + [float(each.service == name) for each in proof.candidates])
         low.append(rate), high.append(rate)
-    for at, each in enumerate(proof.columns):
+    for at, each in enumerate(proof.candidates):
         row = [0.0] * (2 * many)
         row[at], row[many + at] = each.rate_rps, -1.0
         rows.append(row), low.append(0.0), high.append(math.inf)
     for name, most in proof.available.items():
-        rows.append([float(each.gpus * (each.gpu == name)) for each in proof.columns] + [0.0] * many)
+        rows.append([float(each.gpus * (each.gpu == name)) for each in proof.candidates] + [0.0] * many)
         low.append(0.0), high.append(most)
-    costs = [each.fixed for each in proof.columns] + [each.per_rps for each in proof.columns]
+    costs = [each.fixed for each in proof.candidates] + [each.per_rps for each in proof.candidates]
     return milp(costs, constraints=LinearConstraint(np.array(rows), low, high)).fun
 
 

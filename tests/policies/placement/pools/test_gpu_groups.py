@@ -8,7 +8,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.domain.serving.service import Slice, SliceKind
 from joulery.policies.placement.pools.gpu_groups import divide, first_alone, on_first, parts, split
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices, size_of
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, size_of
 
 
 def mig(*profiles: str) -> tuple[Slice, ...]:

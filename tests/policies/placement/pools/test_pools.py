@@ -24,8 +24,8 @@ from joulery.policies.placement.pools.problem import (
     slowdown,
 )
 from joulery.policies.placement.pools.search import PoolEffort, plan_pool
-from joulery.policies.serving.annealing import TrialMetrics
 from joulery.policies.serving.objective import Objective
+from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.sim.core.streams import Streams
 from joulery.sim.placement.pool_trial import hosts, judge
 

@@ -7,7 +7,7 @@ import pytest
 
 from joulery.domain.errors import ActuationError
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.policies.node_order import NodeOrder
+from joulery.policies.serving.node_order import NodeOrder
 from joulery.runtime.serving.nodes.ledger import NodeLedger, PlacedNode
 
 JOULES_PER_KWH = 3.6e6

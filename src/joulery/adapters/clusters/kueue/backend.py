@@ -26,7 +26,7 @@ from joulery.adapters.clusters.kueue.quotas import (
     parse_flavor,
     parse_queue,
 )
-from joulery.adapters.clusters.kueue.workloads import BY, HELD, STOPS, KueueWorkload, parse_workload, to_job, unix_s
+from joulery.adapters.clusters.kueue.workloads import BY, HELD, STOPS, KueueWorkload, parse_workload, time_of, to_job
 from joulery.adapters.clusters.progress import read_progress
 from joulery.domain.cluster import (
     ClusterAction,
@@ -318,7 +318,7 @@ def _unread_deadlines(workloads: Iterable[KueueWorkload]) -> list[str]:
     return [
         f"{BY} of {workload.namespace}/{workload.name} is no time: {workload.annotation(BY)!r}"
         for workload in workloads
-        if not workload.over and workload.annotation(BY) and math.isnan(unix_s(workload.annotation(BY)))
+        if not workload.over and workload.annotation(BY) and math.isnan(time_of(workload.annotation(BY)))
     ]
 
 

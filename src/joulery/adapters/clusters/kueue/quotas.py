@@ -23,7 +23,7 @@ _UNITS = {
 _KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 
-def parse_quantity(text: object) -> float:
+def resource_amount(text: object) -> float:
     """A quantity of Kubernetes, such as ``2``, ``500m``, ``1.5Gi`` or ``1e3``.
 
     Raises:
@@ -81,7 +81,7 @@ def parse_queue(document: Mapping[str, Any], resource: str) -> ClusterQueue | No
         spec, status = document["spec"], document.get("status") or {}
         cohort = str(spec.get("cohortName") or spec.get("cohort") or "")
         reserved = {
-            str(flavor["name"]): parse_quantity(amount.get("total", 0))
+            str(flavor["name"]): resource_amount(amount.get("total", 0))
             for flavor in status.get("flavorsReservation") or ()
             for amount in flavor.get("resources") or ()
             if amount.get("name") == resource
@@ -108,12 +108,12 @@ def parse_queue(document: Mapping[str, Any], resource: str) -> ClusterQueue | No
 
 
 def _quota(quota: Mapping[str, Any], in_cohort: bool, reserved: float) -> FlavorQuota:
-    nominal = parse_quantity(quota.get("nominalQuota", 0))
+    nominal = resource_amount(quota.get("nominalQuota", 0))
     borrowing, lending = quota.get("borrowingLimit"), quota.get("lendingLimit")
     return FlavorQuota(
         nominal,
-        (math.inf if borrowing is None else parse_quantity(borrowing)) if in_cohort else 0.0,
-        nominal if lending is None else min(nominal, parse_quantity(lending)),
+        (math.inf if borrowing is None else resource_amount(borrowing)) if in_cohort else 0.0,
+        nominal if lending is None else min(nominal, resource_amount(lending)),
         reserved,
     )
 

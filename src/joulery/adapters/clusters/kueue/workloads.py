@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from joulery.adapters.clusters.kueue.quotas import parse_quantity
+from joulery.adapters.clusters.kueue.quotas import resource_amount
 from joulery.domain.cluster import ClusterJob, JobState
 from joulery.domain.errors import DataError
 
@@ -132,7 +132,7 @@ class KueueWorkload:
 
     def since_s(self, kind: str) -> float:
         """Since when a condition is what it is, Unix seconds; NaN where unknown."""
-        return unix_s(self.condition(kind).get("lastTransitionTime"))
+        return time_of(self.condition(kind).get("lastTransitionTime"))
 
     @property
     def templates(self) -> tuple[Mapping[str, Any], ...]:
@@ -156,7 +156,7 @@ class KueueWorkload:
         for one in self._part("status", "admission").get("podSetAssignments") or ():
             flavor = (one.get("flavors") or {}).get(resource)
             if flavor is not None:
-                units = parse_quantity((one.get("resourceUsage") or {}).get(resource, 0))
+                units = resource_amount((one.get("resourceUsage") or {}).get(resource, 0))
                 found[str(flavor)] = found.get(str(flavor), 0.0) + units
         return found
 
@@ -258,7 +258,7 @@ def _job(
         owner=workload.namespace,
         account=pool,
         partition=workload.queue,
-        submit_s=unix_s(metadata.get("creationTimestamp"), 0.0),
+        submit_s=time_of(metadata.get("creationTimestamp"), 0.0),
         state=state,
         slots=round(sum(holding.values())) if busy else 0,
         shape=wanted,
@@ -272,19 +272,19 @@ def _job(
         nodes=tuple(f"{workload.admitted_to}/{flavor}" for flavor in sorted(holding)) if busy else (),
         spread=False,
         start_s=workload.since_s("Admitted") if state is JobState.RUNNING and admitted else math.nan,
-        eligible_s=unix_s(requeue.get("requeueAt"), 0.0),
+        eligible_s=time_of(requeue.get("requeueAt"), 0.0),
         priority=float(spec.get("priority") or 0),
         blocked=blocked,
         judged=judged,
         # Between the reservation and the admission Kueue waits for checks, such as that of nodes being added.
         stoppable=workload.annotation(NO_STOP).lower() != "true" and admitted,
         runs_on=runs_on,
-        deadline_s=unix_s(workload.annotation(BY), math.inf),
+        deadline_s=time_of(workload.annotation(BY), math.inf),
         limit_s=math.nan if longest is None else float(longest),
     )
 
 
-def unix_s(text: object, otherwise: float = math.nan) -> float:
+def time_of(text: object, otherwise: float = math.nan) -> float:
     """A time such as ``2026-11-23T14:00:00Z``, Unix seconds."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
@@ -298,7 +298,7 @@ def _requested(template: Mapping[str, Any], resource: str) -> float:
     def of(container: Mapping[str, Any]) -> float:
         resources = container.get("resources") or {}
         found = (resources.get("requests") or {}).get(resource, (resources.get("limits") or {}).get(resource, 0))
-        return parse_quantity(found)
+        return resource_amount(found)
 
     spec = template.get("spec") or {}
     first = [of(one) for one in spec.get("initContainers") or ()]

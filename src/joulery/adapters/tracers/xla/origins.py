@@ -160,11 +160,6 @@ def _word(name: str) -> str:
     return re.sub(r"\W", "_", name).strip("_")
 
 
-def origins_in_text(program: str) -> dict[tuple[str, str], Origin]:
-    """Origins by (module, instruction) of programs in HLO text."""
-    return {key: origin for each in programs_in_text(program) for key, origin in each.origins().items()}
-
-
 def programs_in_text(program: str) -> list[Program]:
     """Programs in HLO text; several may follow one another."""
     return [_of_text(module) for module in hlo_modules(program)]

@@ -17,7 +17,7 @@ from joulery.adapters.tracers.kineto.names import HOST
 from joulery.adapters.tracers.kineto.stacks import CLOCK_RANGE
 from joulery.adapters.tracers.recordings import RecordingTracer
 from joulery.adapters.tracers.xla.origins import programs_in_text
-from joulery.adapters.tracers.xla.xplane import STREAM, Event, XlaProfile, profile_trace, read_profile, xla_trace
+from joulery.adapters.tracers.xla.xplane import STREAM, Event, XlaProfile, profile_trace, read_xla, xla_trace
 from joulery.domain.arrays import IntArray
 from joulery.domain.errors import DataError
 from joulery.domain.trace.events import EventTrace
@@ -38,7 +38,7 @@ class XlaTracer(RecordingTracer):
 
 def _read(file: Path, _calls: bool) -> tuple[EventTrace, IntArray]:
     """The events of a file; a compiled program has no calls of modules that could be numbered."""
-    profile = read_profile(file)
+    profile = read_xla(file)
     starts = [profile.start_ns + event.start_ps // 1000 for event in profile.events if event.name == CLOCK_RANGE]
     return profile_trace(profile, file), np.array(starts, np.int64)
 
@@ -96,7 +96,7 @@ def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
     found = XlaProfile()
     for file in hlo or [file for file in beside if file.exists()]:
         if ".pb" in file.suffixes or file.suffix == ".pb":
-            profile = read_profile(file)
+            profile = read_xla(file)
             found.origins |= profile.origins
             found.sequences |= profile.sequences
             found.start_ns = profile.start_ns

@@ -80,7 +80,7 @@ def read_xplane(path: Path) -> EventTrace:
     Raises:
         DataError: The file cannot be read, is cut short, or holds no operation.
     """
-    return profile_trace(read_profile(path), path)
+    return profile_trace(read_xla(path), path)
 
 
 def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
@@ -222,7 +222,7 @@ def trace_of(
     )
 
 
-def read_profile(path: Path) -> XlaProfile:
+def read_xla(path: Path) -> XlaProfile:
     """Everything of a profile that accounting needs.
 
     Raises:

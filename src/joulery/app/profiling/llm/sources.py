@@ -7,7 +7,7 @@ from pathlib import Path
 
 from joulery.app.profiling.llm.bench_results import read_aiperf, read_model_analyzer, read_vllm_bench
 from joulery.app.profiling.llm.run_tables import REQUIRED, read_run_table
-from joulery.app.profiling.llm.tables import Given, read_json
+from joulery.app.profiling.llm.tables import Given, read_document
 from joulery.domain.errors import DataError
 from joulery.perf.llm.models import nearest_names
 from joulery.perf.llm.runs import LlmRun
@@ -30,7 +30,7 @@ def read_runs(paths: Sequence[Path], given: Given | None = None) -> list[LlmRun]
 
 def _read(path: Path, given: Given) -> list[LlmRun]:
     if path.suffix.lower() in (".json", ".jsonl"):
-        document = read_json(path)
+        document = read_document(path)
         documents = document if isinstance(document, list) else [document]
         if not documents:
             raise DataError("no results", file=str(path))

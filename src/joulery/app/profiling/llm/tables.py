@@ -120,7 +120,7 @@ def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[Mea
     return rows
 
 
-def read_json(path: Path) -> Any:
+def read_document(path: Path) -> Any:
     """A JSON document, or the documents of a file with one a line.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
 from joulery.app.serving.gateways.engine_process import PID, EnginePlan
-from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, state_folder
+from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, gateways_folder
 from joulery.app.serving.gateways.stored_marks import StoredMarks
 from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.app.serving.service import cores_beside_upstreams
@@ -29,7 +29,7 @@ from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
 from joulery.domain.serving.ledger import LedgerBatch
 from joulery.domain.serving.relay import Passed, RelayedRequest
-from joulery.domain.serving.timeline import DecisionRecord, NowSnapshot, Tick
+from joulery.domain.serving.timeline import NowSnapshot, Tick
 from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.body import BodyReader, Limits
@@ -39,9 +39,9 @@ from joulery.gateway.joined.text import answer_relayed
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
-from joulery.runtime.serving.history import REQUESTS
-from joulery.runtime.serving.requests import ROW
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.history import REQUESTS
+from joulery.runtime.session.requests import ROW
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
@@ -159,7 +159,7 @@ class GatewayGroup:
         self._session = session
         await self._begin(controlled)
         session.watch(self._ticked)
-        session.on_decision(self._count)
+        session.on_decision(self.metrics.decision)
         controlled.on_samples = self._sample
         controlled.sampled = any(one.shadow is not None for one in session.services.values())
         if self._unmetered.count:
@@ -382,10 +382,6 @@ class GatewayGroup:
             for service, request in samples.items():
                 self._session.sample(service, request)
 
-    def _count(self, record: DecisionRecord) -> None:
-        self.metrics.decision(record)
-        self.metrics.replan(record.decision.cause)
-
     def _latest(self) -> NowSnapshot | None:
         return None if self._session is None else self._session.snapshot()
 
@@ -430,7 +426,7 @@ async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pag
     Raises:
         JouleryError: A port or a file of the site is not available, or another controller runs.
     """
-    folder = state_folder(site)
+    folder = gateways_folder(site)
     assert site.serving.gateways is not None
     join_tls = site.serving.gateways.join_tls
     if join_tls is not None:

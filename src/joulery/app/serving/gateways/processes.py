@@ -45,7 +45,7 @@ _TOKEN = "token"
 _RESTART_S = 1.0
 
 
-def state_folder(site: Site) -> Path:
+def gateways_folder(site: Site) -> Path:
     """The folder of what outlives the controller, made where there is none.
 
     Raises:

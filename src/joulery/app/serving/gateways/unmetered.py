@@ -8,7 +8,7 @@ from typing import Any
 
 from joulery.domain.serving.engine import RequestRecord
 from joulery.runtime.served.finish import write_requests
-from joulery.runtime.serving.requests import RequestRecorder
+from joulery.runtime.session.requests import RequestRecorder
 from joulery.store.run.directory import RunWriter
 
 UNMETERED, UNMETERED_SERIES = "requests-without-controller.rows", "requests-without-controller.parquet"

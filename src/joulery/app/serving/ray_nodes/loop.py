@@ -21,15 +21,15 @@ from joulery.domain.gpu.device import DeviceSpec
 from joulery.domain.ports import CarbonSource
 from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.timeline import DecisionRecord
-from joulery.policies.node_order import NodeOrder
+from joulery.policies.serving.node_order import NodeOrder
 from joulery.runtime.serving.controller import PolicyControl
-from joulery.runtime.serving.driver import ADVISED, APPLIED
 from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.nodes.ledger import NodeLedger, PlacedNode
 from joulery.runtime.serving.nodes.places import NodePlaces
 from joulery.runtime.serving.nodes.sleep import SleepingNodes, SleepRule, SleepWorld
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
+from joulery.runtime.session.driver import ADVISED, APPLIED
 from joulery.steady_time import unix_s
 
 METER = "joulery.app.serving.ray_nodes.meter:NodeMeter"

@@ -9,10 +9,11 @@ from joulery.config.services import ServiceConfig
 from joulery.config.serving import RayEngine, RayNodeConfig
 from joulery.config.site import Site
 from joulery.domain.errors import CapabilityError, InfeasibleError
+from joulery.domain.gpu.layout import SliceAssignment
 from joulery.domain.serving.engine import NODE
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment, first_alone, split
-from joulery.policies.serving.layout_space import core_partitions, cpu_slices
+from joulery.policies.placement.pools.gpu_groups import first_alone, split
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices
 from joulery.runtime.serving.running_service import ServiceSetup
 
 

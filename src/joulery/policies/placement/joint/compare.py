@@ -130,13 +130,12 @@ def _slower(problem: JointProblem, gpu: PlannedGpu, replicas: Counter[int]) -> P
 
 def _alike(problem: JointProblem, machine: int, each: PlannedInstance) -> SliceOption | None:
     """The option of least joules of the same service, variant and slice that keeps an instance's rate on a machine."""
-    sliced = problem.fleet[problem.machines[machine].fleet].sliced
-    assert sliced is not None  # the plan has cut a GPU of this type
+    menu = problem.menu(machine)
     found = [
         one
         for one in problem.slices
         if one.machine == machine
-        and sliced.menu.profiles[one.profile].name == each.slice
+        and menu.profiles[one.profile].name == each.slice
         and problem.services[one.service].workload.id == each.workload
         and problem.services[one.service].variants[one.variant].model == each.model
         and one.capacity_rps >= each.rate_rps * (1 - 1e-9)

@@ -38,7 +38,7 @@ class _PlannedBatch(NamedTuple):
     prices: FloatArray
 
 
-def plan_in_batches(request: JointRequest, planner: Planner, batch: int = BATCH) -> ProvisionPlan:
+def plan_joint_batches(request: JointRequest, planner: Planner, batch: int = BATCH) -> ProvisionPlan:
     """A plan for all services, made of plans for batches of them.
 
     Args:

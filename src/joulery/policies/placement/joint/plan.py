@@ -19,7 +19,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.domain.quality import Quality, weakest
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator, JointProof
-from joulery.policies.placement.joint.in_batches import BATCH, plan_in_batches
+from joulery.policies.placement.joint.in_batches import BATCH, plan_joint_batches
 from joulery.policies.placement.joint.master import Duals, JointMaster, JointSolution
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, check_request, problem_of
 from joulery.policies.placement.joint.result.assignment import assigned_gpus
@@ -68,7 +68,7 @@ def plan_joint(
     request = grouped(request, effort.alike_from)
     if len(request.services) > effort.together and not any(each.sliced for each in request.fleet):
         check_request(request)
-        return plan_in_batches(request, lambda one: plan_problem(one, effort)[0], min(BATCH, effort.together))
+        return plan_joint_batches(request, lambda one: plan_problem(one, effort)[0], min(BATCH, effort.together))
     problem = problem_of(request)
     known = [pattern for plan in others for pattern in patterns_of(problem, plan)]
     return plan_problem(problem, effort, known)[0]

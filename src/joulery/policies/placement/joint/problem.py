@@ -18,6 +18,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.perf.instances import ClockedGpu, at_clock
@@ -281,6 +282,12 @@ class JointProblem:
         """Most copies of each item on one GPU, int64[items]: more would serve more than the service's rate."""
         needed = [self.services[item.service].count * math.ceil(1 / item.part - 1e-9) for item in self.items]
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
+
+    def menu(self, machine: int) -> MigMenu:
+        """The menu of slices of a machine's GPU type; only types that have one are cut."""
+        sliced = self.fleet[self.machines[machine].fleet].sliced
+        assert sliced is not None
+        return sliced.menu
 
     def gain(self, item: JointItem | SliceOption) -> float:
         """Accuracy of an item's variant above its service's floor; 0 where the service has none."""

@@ -92,7 +92,7 @@ def undominated(lines: Sequence[ReplicaLine]) -> list[ReplicaLine]:
     return kept
 
 
-def solve(
+def solve_replicas(
     lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int], rules: LanguageRules
 ) -> SolvedShares:
     """The counts and shares of least objective.
@@ -127,7 +127,7 @@ def pool_prices(
     """Saving of one more GPU of each type where fractions of replicas could be had; from 0.
 
     Args:
-        lines, rates_rps, available: As for :func:`solve`.
+        lines, rates_rps, available: As for :func:`solve_replicas`.
     """
     if not available:
         return {}

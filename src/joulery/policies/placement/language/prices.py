@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from joulery.domain.gpu.language_plan import LanguageCertificate, LanguageColumn, LooserLimit
+from joulery.domain.gpu.language_plan import CandidateReplica, LanguageCertificate, LooserLimit
 from joulery.policies.placement.language.candidates import ReplicaCandidate, greatest_rate
 from joulery.policies.placement.language.master import ReplicaLine, line_below, pool_prices
 from joulery.policies.placement.language.task import LanguageRules, LanguageService
@@ -23,7 +23,7 @@ _WORTH_SAYING = 1e-6
 """Savings below this part of a service's cost are rounding."""
 
 
-def certificate_of(
+def price_proof(
     lines: Sequence[ReplicaLine],
     services: Sequence[LanguageService],
     available: Mapping[str, int],
@@ -55,7 +55,7 @@ def certificate_of(
         )
     ]
     return LanguageCertificate(
-        relaxed, demand, pools, rates, dict(available), tuple(_column(each) for each in lines), tuple(looser)
+        relaxed, demand, pools, rates, dict(available), tuple(_candidate(each) for each in lines), tuple(looser)
     )
 
 
@@ -120,9 +120,9 @@ def _looser_quality(
     return found
 
 
-def _column(line: ReplicaLine) -> LanguageColumn:
+def _candidate(line: ReplicaLine) -> CandidateReplica:
     candidate, group = line.candidate, line.candidate.group
-    return LanguageColumn(
+    return CandidateReplica(
         group.service.name,
         group.variant.model,
         group.variant.precision,

@@ -18,8 +18,8 @@ from joulery.domain.gpu.language_plan import LanguageAlternative, LanguageBound,
 from joulery.perf.llm.predictor import LlmPredictor
 from joulery.perf.llm.replica import steady_state
 from joulery.policies.placement.language.candidates import RefusedGroup, ReplicaCandidate, ReplicaGroup, candidates
-from joulery.policies.placement.language.master import ReplicaShare, line_below, solve, undominated
-from joulery.policies.placement.language.prices import certificate_of
+from joulery.policies.placement.language.master import ReplicaShare, line_below, solve_replicas, undominated
+from joulery.policies.placement.language.prices import price_proof
 from joulery.policies.placement.language.task import LanguageGpu, LanguageRules, LanguageService
 
 
@@ -85,7 +85,7 @@ def plan_language(
     searched = [_search(service, gpus, predictor, rules) for service in services]
     available = {gpu.name: gpu.available for gpu in gpus if gpu.available is not None}
     lines = undominated([line_below(candidate, rules) for each in searched for candidate in each.found])
-    solved = solve(lines, {service.name: service.rate_rps for service in services}, available, rules)
+    solved = solve_replicas(lines, {service.name: service.rate_rps for service in services}, available, rules)
     if solved.infeasible:
         raise _too_few(searched, available, rules)
     chosen = _shared_out(solved.shares, rules)
@@ -112,7 +112,7 @@ def plan_language(
         rules.pue,
         source,
         notes,
-        certificate=certificate_of(
+        certificate=price_proof(
             lines, services, available, rules, [candidate for each in searched for candidate in each.barred]
         ),
     )

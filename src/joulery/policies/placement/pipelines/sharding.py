@@ -1,8 +1,9 @@
-"""Operators cut among the devices of one stage: the cheapest layouts, as an integer programme (AlpaServe, section 4.1).
+"""Operators cut among the devices of one stage: the cheapest layouts (AlpaServe, section 4.1).
 
 Each operator chooses one way to be cut; what it costs is its own time, the collective it ends with, and turning
 the layout its producer leaves into the one it needs. For inference there are no gradients and no weight updates.
-``minimise sum_v c_v · s_v + sum_vu s_v' R_vu s_u`` with one-hot ``s``; a product is a variable, its margins are ``s``.
+``minimise sum_v c_v · s_v + sum_vu s_v' R_vu s_u`` with one-hot ``s``: an integer programme for a graph, a shortest
+path for a chain, so that dynamic programming finds the optimum.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ def solve(
         link: What connects them.
     """
     turn = _turning(options, operators, devices, link)
-    picked = [0] * len(options) if all(len(each) == 1 for each in options) else _programme(options, turn)
+    picked = _cheapest(options, turn)
     times = [options[0][picked[0]].time_s + turn[0][0, picked[0]]]
     times += [options[at][picked[at]].time_s + turn[at][picked[at - 1], picked[at]] for at in range(1, len(options))]
     times[-1] += turn[-1][picked[-1], 0]
@@ -208,43 +209,17 @@ def _turning(
     ]
 
 
-def _programme(options: Sequence[Sequence[Choice]], turn: Sequence[FloatArray]) -> list[int]:
-    """The integer programme, solved by HiGHS."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
-
-    first = np.concatenate(([0], np.cumsum([len(each) for each in options])))
-    inner = turn[1:-1]
-    joint = first[-1] + np.concatenate(([0], np.cumsum([each.size for each in inner])))
-    cost = np.zeros(int(joint[-1]))
-    for at, each in enumerate(options):
-        cost[first[at] : first[at + 1]] = [choice.time_s for choice in each]
-    cost[first[0] : first[1]] += turn[0][0]
-    cost[first[-2] : first[-1]] += turn[-1][:, 0]
-    rows: list[tuple[int, int, float]] = [
-        (at, column, 1.0) for at in range(len(options)) for column in range(first[at], first[at + 1])
-    ]
-    row = len(options)
-    right = [1.0] * row
-    for at, pair in enumerate(inner):
-        cost[joint[at] : joint[at + 1]] = pair.reshape(-1)
-        index = joint[at] + np.arange(pair.size).reshape(pair.shape)
-        for margin, start in ((index, first[at]), (index.T, first[at + 1])):
-            for option, members in enumerate(margin):
-                rows += [(row, int(member), 1.0) for member in members]
-                rows.append((row, int(start + option), -1.0))
-                right.append(0.0)
-                row += 1
-    i, j, values = zip(*rows, strict=True)
-    matrix = csr_array((values, (i, j)), shape=(row, len(cost)))
-    whole = np.concatenate((np.ones(first[-1]), np.zeros(len(cost) - first[-1])))
-    scale = 1.0 / max(float(cost.max()), 1e-30)
-    found = milp(
-        cost * scale, constraints=LinearConstraint(matrix, right, right), integrality=whole, bounds=Bounds(0, 1)
-    )
-    if found.x is None:
-        raise ConfigError("the cut of a stage has no solution", got=str(found.message))
-    return [int(np.argmax(found.x[first[at] : first[at + 1]])) for at in range(len(options))]
+def _cheapest(options: Sequence[Sequence[Choice]], turn: Sequence[FloatArray]) -> list[int]:
+    """The index of each operator's choice, least cost in all; the first of equal ones."""
+    cost, before = turn[0][0] + [choice.time_s for choice in options[0]], []
+    for choices, pair in zip(options[1:], turn[1:-1], strict=True):
+        joint = cost[:, None] + pair
+        before.append(np.argmin(joint, axis=0))
+        cost = joint.min(axis=0) + [choice.time_s for choice in choices]
+    picked = [int(np.argmin(cost + turn[-1][:, 0]))]
+    for best in reversed(before):
+        picked.append(int(best[picked[-1]]))
+    return picked[::-1]
 
 
 def _blocks(operators: Sequence[ScoredOperator]) -> list[list[ScoredOperator]]:

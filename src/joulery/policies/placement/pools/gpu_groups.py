@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from joulery.domain.errors import InfeasibleError
+from joulery.domain.gpu.layout import SliceAssignment
 from joulery.domain.serving.service import Slice
-from joulery.policies.serving.layout_space import size_of
+from joulery.policies.serving.search.layout_space import size_of
 
 Partitions = Sequence[tuple[Slice, ...]]
 """The ways to cut one GPU."""
-SliceAssignment = Mapping[tuple[Slice, ...], tuple[tuple[Slice, str], ...]]
-"""The slices of a cut, sorted, to the same slices each with its GPU."""
 
 
 def divide(named: Mapping[str, Sequence[int]], gpus: int, *, colocate: bool) -> dict[str, tuple[int, ...]]:

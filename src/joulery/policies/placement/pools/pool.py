@@ -14,7 +14,7 @@ from joulery.perf.queues.pull_model import predict
 from joulery.policies.placement.pools.local_search import Changes, State
 from joulery.policies.placement.pools.master import most_gpus
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
-from joulery.policies.serving.annealing import TrialMetrics
+from joulery.policies.serving.search.annealing import TrialMetrics
 
 Used = tuple[tuple[int, str, str], ...]
 """The instances of a service: machine, slice profile and variant of each."""

@@ -24,7 +24,7 @@ from joulery.domain.format import latency
 from joulery.policies.placement.pools.master import Box, PoolMaster, most_gpus, service_s, whole_box
 from joulery.policies.placement.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, edges_of
-from joulery.policies.serving.annealing import TrialMetrics
+from joulery.policies.serving.search.annealing import TrialMetrics
 
 _WITHIN = 0.98
 """Part of its latency limit that a tried pool may use. A trial is one draw: over 40 others the quantile of a pool had a

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from joulery.domain.gpu.provisioning import Workload
-from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, latency, solo
+from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, colocated_latency, solo
 from joulery.policies.placement.provisioning import igniter
 from joulery.policies.placement.provisioning.gpu_shares import (
     Process,
@@ -122,7 +122,7 @@ def _observed(workloads: Sequence[Workload], profile: InterferenceProfile, share
     for own in solos:
         around = around.with_process(own)
     return [
-        latency(profile.gpu, model, share.batch, own, around).total_ms
+        colocated_latency(profile.gpu, model, share.batch, own, around).total_ms
         for model, share, own in zip(models, shares, solos, strict=True)
     ]
 

@@ -22,8 +22,8 @@ from joulery.perf.interference.model import (
     Neighbourhood,
     Solo,
     clock_mhz,
+    colocated_latency,
     demand_w,
-    latency,
     launch_delay_ms,
     solo,
     work,
@@ -286,7 +286,7 @@ def slo_ms(workload: Workload) -> float:
 def alone(profile: InterferenceProfile, model: ModelCoefficients, batch: int, share_percent: float) -> Latency:
     """Predicted times of a process that has a GPU to itself, throttling included."""
     own = solo(model, batch, share_percent)
-    return latency(profile.gpu, model, batch, own, Neighbourhood().with_process(own))
+    return colocated_latency(profile.gpu, model, batch, own, Neighbourhood().with_process(own))
 
 
 def predict(
@@ -342,7 +342,7 @@ def _instance(
     around: Neighbourhood,
     limit: BatchLimit,
 ) -> PlannedInstance:
-    times = latency(profile.gpu, profile[workload.model], share.batch, own, around)
+    times = colocated_latency(profile.gpu, profile[workload.model], share.batch, own, around)
     return PlannedInstance(
         workload=workload.id,
         model=workload.model,

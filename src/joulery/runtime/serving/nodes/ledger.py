@@ -14,7 +14,7 @@ from joulery.accounting.node_energy import EnergyTotal
 from joulery.domain.errors import JouleryError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.policies.node_order import NodeOrder
+from joulery.policies.serving.node_order import NodeOrder
 from joulery.runtime.serving.intensity import LiveIntensity
 
 Answers = Mapping[str, Mapping[str, Any]]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from joulery.domain.gpu.layout import SliceAssignment
 from joulery.domain.serving.engine import NODE, ReplicaSpec
 from joulery.domain.serving.service import Slice
-from joulery.policies.placement.pools.gpu_groups import SliceAssignment, on_first
+from joulery.policies.placement.pools.gpu_groups import on_first
 from joulery.runtime.serving.nodes.sleep import SleepingNodes, nodes_of
 
 

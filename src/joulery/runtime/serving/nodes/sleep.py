@@ -20,7 +20,7 @@ from joulery.domain.ports import Device
 from joulery.domain.serving.engine import NODE, ReplicaSpec
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.runtime.leasing.leases import LeaseHolder
-from joulery.runtime.serving.driver import APPLIED, FAILED
+from joulery.runtime.session.driver import APPLIED, FAILED
 
 SLEEP_NODE, WAKE_NODE = "sleep_node", "wake_node"
 WANTED = "replicas are to run on it"

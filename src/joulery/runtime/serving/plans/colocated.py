@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -16,30 +15,6 @@ from joulery.runtime.serving.running_service import RunningService
 
 ColocatedServices = Callable[[float], Sequence[ColocatedService]]
 """The services of a device at an instant, Unix seconds."""
-
-
-class ProgressClock:
-    """Seconds of work at the highest clock: it advances more slowly while the clock is low.
-
-    Args:
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since_s, self._done_s, self.rate = clock(), 0.0, 1.0
-
-    def now_s(self) -> float:
-        """Seconds of work at the highest clock so far."""
-        return self._at(self._clock())
-
-    def run_at(self, rate: float) -> None:
-        """From now on the device does ``rate`` of the work it does at the highest clock."""
-        now_s = self._clock()
-        self._done_s, self._since_s, self.rate = self._at(now_s), now_s, rate
-
-    def _at(self, clock_s: float) -> float:
-        return self._done_s + self.rate * (clock_s - self._since_s)
 
 
 def colocated_services(hosted: Sequence[RunningService], engine: Engine, now_s: float) -> tuple[ColocatedService, ...]:

@@ -24,8 +24,6 @@ from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.standby import ACTIVATE_STANDBY, StandbyObservation, StandbyPolicy
 from joulery.runtime.serving.controller import Revision
-from joulery.runtime.serving.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
-from joulery.runtime.serving.history import SessionHistory
 from joulery.runtime.serving.plans.plan_in_force import (
     Models,
     PlanInForce,
@@ -35,6 +33,8 @@ from joulery.runtime.serving.plans.plan_in_force import (
     tail_of,
 )
 from joulery.runtime.serving.running_service import RunningService
+from joulery.runtime.session.driver import ADVISED, APPLIED, FAILED, SHADOWED, LiveDriver
+from joulery.runtime.session.history import SessionHistory
 from joulery.steady_time import unix_s
 
 RUN_PLAN, RENEW_STANDBY = "run_plan", "renew_standby"

@@ -17,7 +17,7 @@ from joulery.accounting.operations.precision import matrix, mean_difference, pea
 from joulery.accounting.operations.rows import TRANSFORMERS, Fold, folded, rolled_up
 from joulery.app.runs.anatomies import RunAnatomy, stef, stpf
 from joulery.domain.errors import DataError
-from joulery.store.run.tensors import known
+from joulery.domain.json_numbers import known_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
     """The object that ``joulery compare --json`` prints."""
 
     def clean(rows: list[list[float]]) -> list[list[float | None]]:
-        return [[known(v) for v in row] for row in rows]
+        return [[known_number(v) for v in row] for row in rows]
 
     return {
         "schema": "joulery.comparison/1",
@@ -125,9 +125,9 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
         "rows": [
             {
                 "name": change.name,
-                "energy_j": [known(value) for value in change.energy_j],
-                "change_j": [known(change.change_j(run)) for run in range(len(comparison.names))],
-                "error_j": [known(value) for value in change.error_j],
+                "energy_j": [known_number(value) for value in change.energy_j],
+                "change_j": [known_number(change.change_j(run)) for run in range(len(comparison.names))],
+                "error_j": [known_number(value) for value in change.error_j],
                 "significant": [change.significant(run) for run in range(len(comparison.names))],
             }
             for change in comparison.changes

@@ -15,7 +15,7 @@ from rich.text import Text
 from joulery.accounting.operations.precision import Sight, mean_energies, pearson, resolution
 from joulery.app.runs.anatomies import RunAnatomy, sparser, stef
 from joulery.domain.format import duration, percent
-from joulery.store.run.tensors import known
+from joulery.domain.json_numbers import known_number
 from joulery.ui.reports.anatomy.text import plain_table, print_titled
 
 
@@ -108,15 +108,15 @@ def as_object(judgement: Judgement) -> dict[str, Any]:
     return {
         "schema": "joulery.precision/1",
         "runs": list(judgement.names),
-        "period_s": [known(value) for value in judgement.base_s],
-        "asss": [{"period_s": period, "pcc": known(value)} for period, value in judgement.asss.items()],
-        "assw": [{"runs": n, "pcc": known(value)} for n, value in enumerate(judgement.assw, start=1)],
+        "period_s": [known_number(value) for value in judgement.base_s],
+        "asss": [{"period_s": period, "pcc": known_number(value)} for period, value in judgement.asss.items()],
+        "assw": [{"runs": n, "pcc": known_number(value)} for n, value in enumerate(judgement.assw, start=1)],
         "devices": {
             entry.device: {
-                "resolution_s": known(entry.resolution_s),
+                "resolution_s": known_number(entry.resolution_s),
                 "estimator": entry.estimator,
                 "share": {sight.value: share for sight, share in entry.share.items()},
-                "expected_error_ratio": known(entry.error_ratio),
+                "expected_error_ratio": known_number(entry.error_ratio),
             }
             for entry in judgement.seen
         },

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.gpu.optimum import CertifiedSlice, PlanCertificate
 from joulery.domain.gpu.plan_moves import InstanceShape, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
@@ -43,7 +42,7 @@ def sliced_problem(request: JointRequest, before: ProvisionPlan) -> JointProblem
         machines = [at for at, each in enumerate(problem.machines) if each.gpu_type.name == kind]
         first = len(cuts)
         for at in machines:
-            menu = _menu(problem, at)
+            menu = problem.menu(at)
             if set(slices) <= {profile.name for profile in menu.profiles}:
                 cuts.append(MigCut(at, menu.counts(slices)))
         limits.append((tuple(range(first, len(cuts))), count))
@@ -125,14 +124,8 @@ def _running(gpus: Sequence[PlannedGpu]) -> Counter[tuple[str, tuple[str, ...]]]
     return Counter((gpu.type, tuple(sorted(each.slice for each in gpu.instances))) for gpu in gpus)
 
 
-def _menu(problem: JointProblem, machine: int) -> MigMenu:
-    sliced = problem.fleet[problem.machines[machine].fleet].sliced
-    assert sliced is not None  # there are no shares
-    return sliced.menu
-
-
 def _shape(problem: JointProblem, one: SliceOption) -> InstanceShape:
-    service, menu = problem.services[one.service], _menu(problem, one.machine)
+    service, menu = problem.services[one.service], problem.menu(one.machine)
     profile = menu.profiles[one.profile]
     ratio = round(profile.compute_slices / menu.compute_slices, 9)
     model, batch = service.variants[one.variant].model, one.process.batch
@@ -160,7 +153,7 @@ def _held(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[Counter[in
             (
                 at
                 for at, one in enumerate(problem.cuts[: problem.running_cuts])
-                if one.machine == machine and one.counts == _menu(problem, one.machine).counts(tuple(mine.elements()))
+                if one.machine == machine and one.counts == problem.menu(one.machine).counts(tuple(mine.elements()))
             ),
             None,
         )
@@ -213,7 +206,7 @@ def _continued(
     problem: JointProblem, cut: MigCut, left: list[PlannedGpu], waiting: Mapping[tuple[int, int], list[PlacedSlice]]
 ) -> PlannedGpu | None:
     """The running GPU with such slices of which most instances go on; takes it from ``left``."""
-    held, menu = problem.machines[cut.machine], _menu(problem, cut.machine)
+    held, menu = problem.machines[cut.machine], problem.menu(cut.machine)
     there = Counter(_shape(problem, one) for key in waiting if key[0] == cut.machine for one, _ in waiting[key])
     best: tuple[tuple[int, bool], int] | None = None
     for at, gpu in enumerate(left):
@@ -234,7 +227,7 @@ def _going_on(
     """The instances of a running GPU that go on there; takes them from ``waiting``, and their slices from ``free``."""
     mine: list[PlacedSlice] = []
     for each in gpu.instances:
-        profile = next(at for at, one in enumerate(_menu(problem, cut.machine).profiles) if one.name == each.slice)
+        profile = next(at for at, one in enumerate(problem.menu(cut.machine).profiles) if one.name == each.slice)
         queue = waiting[(cut.machine, profile)]
         found = next((one for one in queue if _shape(problem, one[0]) == shape_of(each)), None)
         if found is not None:

@@ -162,7 +162,7 @@ def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
                 variant.model,
                 held.gpu_type.name,
                 held.clocked.clock_mhz,
-                _menu(problem, one.machine).profiles[one.profile].name,
+                problem.menu(one.machine).profiles[one.profile].name,
                 one.processes,
                 one.process.batch,
                 one.capacity_rps,
@@ -177,15 +177,9 @@ def certified_cuts(problem: JointProblem, whole: JointSolution) -> tuple[Certifi
     """The ways to cut GPUs, for the certificate."""
     found = []
     for at, cut in enumerate(problem.cuts):
-        held, profiles = problem.machines[cut.machine], _menu(problem, cut.machine).profiles
+        held, profiles = problem.machines[cut.machine], problem.menu(cut.machine).profiles
         slices = tuple(each.name for each, n in zip(profiles, cut.counts, strict=True) for _ in range(n))
         standing_w = float(problem.standing_w[cut.machine])
         price, planned = held.gpu_type.usd_per_hour, whole.cuts.get(at, 0)
         found.append(CertifiedCut(held.gpu_type.name, held.clocked.clock_mhz, standing_w, price, planned, slices))
     return tuple(found)
-
-
-def _menu(problem: JointProblem, machine: int) -> MigMenu:
-    sliced = problem.fleet[problem.machines[machine].fleet].sliced
-    assert sliced is not None  # only GPUs with a menu are cut
-    return sliced.menu

@@ -1,0 +1,1 @@
+"""Parts of a session that services and language models share: live policies, history, requests, progress."""
