@@ -125,34 +125,36 @@ def test_words_of_other_meanings_stay_out_of_their_rooms(word: str) -> None:
 
 
 def riddles(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Line and first line of each docstring that asks instead of naming."""
+    """Line and first line of each docstring that asks instead of naming: of modules, classes, functions, attributes."""
     for node in nodes:
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            line = (ast.get_docstring(node) or "").partition("\n")[0]
-            asks = QUESTIONS | {"Whether"} if isinstance(node, (ast.Module, ast.ClassDef)) else QUESTIONS
-            if re.split(r"\W", line, maxsplit=1)[0] in asks:
-                yield getattr(node, "lineno", 1), line
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            line = node.value.value.strip().partition("\n")[0]
+            if re.split(r"\W", line, maxsplit=1)[0] in QUESTIONS:
+                yield node.lineno, line
 
 
 def test_a_riddle_is_found() -> None:
     source = '''
 """What ran when."""
 class Trace:
-    """Whether it ran."""
-    def events(self):
-        """How it ran."""
-        def _one():
-            """Whatever ran."""
+    """
+    Which trace.
+    """
+    name: str = "Why"
+    """How it is called."""
+    def _events(self):
+        """Whatever ran."""
+        return "What"
 async def ran():
     """Whether it ran."""
 def _device():
     """Howe's device."""
 '''
     assert sorted(riddles(ast.walk(ast.parse(source)))) == [
-        (1, "What ran when."),
-        (3, "Whether it ran."),
-        (5, "How it ran."),
-        (7, "Whatever ran."),
+        (2, "What ran when."),
+        (4, "Which trace."),
+        (8, "How it is called."),
+        (10, "Whatever ran."),
     ]
 
 

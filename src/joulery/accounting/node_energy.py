@@ -73,7 +73,7 @@ class Division:
 def counter_delta(channel: Channel, before: float, now: float, elapsed_s: float, peak_w: float) -> float:
     """Joules between two readings of a channel; NaN where they do not say.
 
-    A counter that ran backwards has wrapped if that explains it with a believable power, else it was reset and the
+    A counter that ran backwards has wrapped if that explains it with a plausible power, else it was reset and the
     energy between is not known. Power is held to the next reading; an average stands for the time before it.
 
     Args:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 
 HOLD_PERIODS = 2.0
-"""How long the last reading of a power channel stands, in sampling periods."""
+"""Time that the last reading of a power channel stands, in sampling periods."""
 
 HOLE_PERIODS = 10.0
 """A reading followed by nothing for longer than this, in sampling periods, is a last one; lesser gaps are jitter."""
 
 RESET_RATIO = 10.0
-"""A counter that ran backwards is believed to have wrapped unless that needs this many times the power ever seen."""
+"""A counter that ran backwards counts as wrapped unless that needs this many times the power ever seen."""
 
 _LAST_S = 9.2e9
 """Unix seconds beyond which int64 nanoseconds end (the year 2261)."""

@@ -16,7 +16,7 @@ NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 NVML = "libnvidia-ml.so.1"
 AMD = "/dev/kfd"
 SYS = Path("/sys")
-"""Where the kernel shows itself."""
+"""The kernel's ``sysfs``."""
 
 
 def require_nvidia() -> None:

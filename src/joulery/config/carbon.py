@@ -289,7 +289,7 @@ def _from_zone(zone: str, given: dict[str, str]) -> CarbonConfig:
 
 
 def _zone_hint(zone: str) -> str:
-    """Advice for a zone without its service."""
+    """Hint for a zone without its service."""
     without = 'without a network: --carbon FILE, or --carbon "250 g/kWh"'
     if not zone:
         return without

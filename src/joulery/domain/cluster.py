@@ -1,4 +1,4 @@
-"""Training jobs as a cluster shows them, and what may be done to them. Slurm and the local backend speak these."""
+"""Training jobs as a cluster shows them, and what may be done to them. Every backend uses these."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
 ::
 
     JouleryError                    exit 1
-    ├── ConfigError                 exit 2   the site file or a flag is wrong: where, what was got, how to mend it
+    ├── ConfigError                 exit 2   the site file or a flag is wrong: where, what was got, how to fix it
     ├── DataError                   exit 2   a series, trace or log is wrong: gap, order, unit, coverage
     │   └── StaleDataError          exit 2   the newest value is older than the caller allows
     ├── CapabilityError             exit 2   this machine cannot, or may not: how to grant it
     ├── InfeasibleError             exit 3   no plan satisfies the constraints: which one binds, the nearest plan
     └── ActuationError              exit 4   a change was tried and did not complete: what is left behind
 
-Raise at the boundary, with what was got and how to mend it. Anything else that escapes is a bug (exit 1).
+Raise at the boundary, with what was got and how to fix it. Anything else that escapes is a bug (exit 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class JouleryError(Exception):
-    """Base of all errors meant for a user; ``str(error)`` is one complete sentence, ``hint`` says how to mend it."""
+    """Base of all errors meant for a user; ``str(error)`` is one complete sentence, ``hint`` says how to fix it."""
 
     exit_code = 1
     kind = "error"
@@ -45,7 +45,7 @@ class ConfigError(JouleryError):
         line: 1-based line in the file.
         got: The offending value, as written.
         expected: What would be accepted.
-        hint: How to mend it.
+        hint: How to fix it.
     """
 
     exit_code = 2
@@ -90,7 +90,7 @@ class DataError(JouleryError):
         message: What is wrong, with the offending value.
         file: The file, where there is one.
         row: 1-based line of the first offending row.
-        hint: How to mend it.
+        hint: How to fix it.
     """
 
     exit_code = 2

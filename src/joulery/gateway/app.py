@@ -57,11 +57,11 @@ STATUS = {
 """The HTTP status of every outcome; 499 is never seen, its client is gone."""
 
 OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
-"""What needs no token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+"""Paths without a token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
 _OPENAI_PATHS = ("/v1", "/chat/completions", "/completions", "/responses", "/embeddings", "/models")
-"""What a client of language models asks whose base_url lacks /v1."""
+"""Paths of clients of language models whose base_url lacks /v1."""
 MONITORING_PATHS = ("/metrics", "/v2/health/ready")
-"""What Prometheus and probes ask for: open as well where the site says so (``serving.open_monitoring``)."""
+"""Paths of Prometheus and probes: open as well where the site says so (``serving.open_monitoring``)."""
 
 EXTENSIONS = ("binary_tensor_data",)
 """Of the protocol, what this server has beside its core."""

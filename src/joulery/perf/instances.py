@@ -95,14 +95,14 @@ def at_clock(
 ) -> ClockedGpu:
     """A GPU type held at a clock.
 
-    The launch of kernels does not feel the clock that is set; what the power cap takes away beyond it slows everything,
+    The launch of kernels does not depend on the set clock; what the power cap takes away beyond it slows everything,
     as in Eq. 4. The use of the L2 cache is kept at what it is at full clock: the cautious reading.
 
     Args:
         profile: The type at full clock.
         set_mhz: The clock; the highest when None.
         host_w: Watts of the host for each powered GPU.
-        elasticity: How much the time of each model feels the clock, 0 to 1; 1, all of it, for those left out.
+        elasticity: Elasticity of each model's time to the clock, 0 to 1; 1, all of it, for those left out.
         curve: Whose voltage and idle power is stretched over the type's clocks.
 
     Raises:
@@ -188,7 +188,7 @@ class GpuPrediction(NamedTuple):
 
 
 def neighbourhood(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> Neighbourhood:
-    """The sums that every process of the GPU feels."""
+    """The sums that affect every process of the GPU."""
     around = Neighbourhood()
     for each in instances:
         around = around.with_process(solo(gpu.profile[each.model], each.batch, each.share_percent))

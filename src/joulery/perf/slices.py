@@ -6,7 +6,7 @@ batches the time is the mean of two readings, both linear: the chord, and what t
 launch of kernels bounds small batches from below, kernels bound large ones, so the truth lies between the two.
 
 Kernels take the same time for a request in any batch: that of the largest, by a fit of all batches. Small batches wait
-for the launch of kernels beside, which does not feel the clock::
+for the launch of kernels beside, which does not depend on the clock::
 
     time at φ = max(measured, requests · kernel seconds / φ)
 

@@ -27,7 +27,7 @@ from joulery.policies.ordering import Aging
 DECAY_RATIO = 0.95
 """Decay of Boost, where none is stated, by the backlog that one request in a hundred meets, while half of it waits."""
 _MOST_LARGER = 4.0
-"""How much larger it may be while less waits: it grows with the root of the one backlog over the other."""
+"""Largest factor on it while less waits: it grows with the root of the one backlog over the other."""
 LEAST_ANSWERS = 3.0
 """Its least, in mean answers."""
 _QUANTILE, _KEPT = 0.99, 2000

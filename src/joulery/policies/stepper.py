@@ -1,7 +1,7 @@
 """One step of a policy: observe, decide, log. The simulator and the live loops share it.
 
 A driver owns time: :class:`joulery.sim.core.driver.Driver` steps on a kernel's instants, the live loops on the wall
-clock. What a step is, and when a policy wants the next one, is the same for all.
+clock. What a step is, and when a policy needs the next one, is the same for all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PolicyStepper(Generic[S, Obs]):
         self._observe, self._watch = observe, watch
 
     def due(self, now_s: float) -> bool:
-        """Whether the policy wants to be stepped at an instant of the driver's grid."""
+        """Whether the policy is due for a step at an instant of the driver's grid."""
         return now_s >= self.wake_s
 
     def step(self, now_s: float) -> Step[S]:

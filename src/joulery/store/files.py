@@ -25,7 +25,7 @@ _HINTS = {
 
 
 STATE_SETTING = "jobs.state of the site file"
-"""Where the files of scheduled jobs lie."""
+"""Setting that names the folder of scheduled jobs' files."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Leases of device settings as files, one a knob: what another process needs to take a setting back.
 
-A lease is written whole and forced to the disk before the setting it speaks of is touched. Its renewal is the file's
+A lease is written whole and forced to the disk before the setting it names is touched. Its renewal is the file's
 modification time, so that renewing costs no writing. Who changes a lease or the setting behind it holds the lock
 beside it. Every lock is the kernel's (``flock``), so that it holds between containers that share the folder.
 """
@@ -23,7 +23,7 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.user import state_home
 
 MACHINE_FOLDER = Path("/var/lib/joulery")
-"""Where root's processes keep their state: outside every home, so that containers can share it with the host."""
+"""State folder of root's processes: outside every home, so that containers can share it with the host."""
 _START_TICKS = 22
 """The field of ``/proc/PID/stat`` that holds the start of a process; proc(5) counts from 1."""
 

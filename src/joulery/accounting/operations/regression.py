@@ -31,11 +31,11 @@ MIN_WINDOWS = 50
 INSTANT_NS = 1_000
 """Length of the instant of a reading."""
 _IDLE_PULL = 1e-3
-"""How much weaker idle power is pulled towards the mean: it is expected to differ."""
+"""Factor by which idle power is pulled less towards the mean: it is expected to differ."""
 _BLOCK = 256
 """Windows of the matrix that are looked at together."""
 _DENSE = 100
-"""How many products of a dense matrix take as long as one pair of entries."""
+"""Number of products of a dense matrix that take as long as one pair of entries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +249,7 @@ def _means(cut: Session, pieces: IntArray, power: DevicePower) -> tuple[WindowTi
 
 
 def _ridge(times: WindowTimes, fitted: IntArray, residual_j: FloatArray) -> tuple[FloatArray, float]:
-    """Watts above the mean of the fitted columns, idle last, and the pull that cross-validation likes best."""
+    """Watts above the mean of the fitted columns, idle last, and the pull that cross-validation scores best."""
     columns = len(fitted)
     gram, moments = times.normal_equations(fitted, residual_j)
     pulled = np.ones(columns)

@@ -54,7 +54,7 @@ class Cached:
         source: Asked for hours that the cache lacks.
         folder: Folder of this source alone; see :func:`provider_folder`.
         step_s: Longest step of the source; gaps are cut at its multiples.
-        fresh_s: How long an estimate, a step that was not over, a missing one and a forecast are believed.
+        fresh_s: How long an estimate, a step that was not over, a missing one and a forecast are kept.
         now_s: Unix seconds.
     """
 

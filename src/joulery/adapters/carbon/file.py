@@ -117,7 +117,7 @@ FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no":
 MISSING = frozenset({"", "nan", "na", "n/a", "null", "none", "-"})
 
 SPARSEST = 100
-"""Steps per row above which the gaps of a file are believed to be a mistake."""
+"""Steps per row above which the gaps of a file count as a mistake."""
 
 T = TypeVar("T")
 

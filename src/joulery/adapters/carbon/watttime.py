@@ -108,7 +108,7 @@ class WattTime:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _meta(self, answer: Any) -> dict[str, Any]:
-        """The answer's metadata, checked: its unit is a trap, and a fallback region would be a guess."""
+        """The answer's metadata; unit, signal and region are checked, for a fallback region would be wrong."""
         meta = answer.get("meta") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise DataError(f"{NAME} answered without meta: {str(answer)[:80]}")

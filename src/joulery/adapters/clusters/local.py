@@ -53,7 +53,7 @@ _BACK_OFF_S = (5.0, 600.0)
 _STEADY_S = 600.0
 """A job that ran longer than this before it was killed counts as killed for the first time."""
 _KEPT_S = 86_400.0
-"""How long a job that is over stays in the snapshot."""
+"""Time for which a job that is over stays in the snapshot."""
 
 
 class Book(Protocol):

@@ -17,7 +17,7 @@ _SAID = re.compile(rf"\bjoulery:({_PART}(?:,{_PART})*)")
 _FAILED = {"FAILED", "F", "TIMEOUT", "TO", "NODE_FAIL", "NF", "OUT_OF_MEMORY", "OOM", "BOOT_FAIL", "BF", "DEADLINE",
            "DL", "PREEMPTED", "PR", "LAUNCH_FAILED", "RECONFIG_FAIL"}  # fmt: skip
 _NOT_DUE = ("Dependency", "BeginTime", "DependencyNeverSatisfied")
-"""Reasons of jobs that are not due yet: their owners' wish, left alone."""
+"""Reasons of jobs that are not due yet: set by their owners, left alone."""
 _ONLY_SLOTS = ("", "None", "Resources", "Priority", "BeginTime", "Cleaning", "NodeDown", "SchedDefer")
 """Reasons of jobs that wait for free slots, or for the end of their last run: Slurm would start them there and then.
 Every other reason (limits of QOS and association, licenses, reservations, nodes that are not available, …) is Slurm's
@@ -187,7 +187,7 @@ def _waits_for_others(record: SlurmRecord) -> str:
     if record.held:
         return "held by its owner or an operator"
     for reason in _NOT_DUE:
-        # A requeued job waits with BeginTime for its old credential: that is no wish of its owner.
+        # A requeued job waits with BeginTime for its old credential, not because its owner set a time.
         if record.reason == reason and not (reason == "BeginTime" and record.restarts):
             return f"waits for {reason}"
     return ""

@@ -46,7 +46,7 @@ STATES = {
     "CG": JobState.STOPPING, "COMPLETED": JobState.DONE, "CD": JobState.DONE, "CANCELLED": JobState.CANCELLED,
     "CA": JobState.CANCELLED, "REVOKED": JobState.CANCELLED, "RV": JobState.CANCELLED,
 }  # fmt: skip
-"""What Slurm's words for a state mean."""
+"""Meaning of Slurm's words for a state."""
 _REASON = re.compile(r" ?\[joulery: [^\]]*\]")
 _MOST_CHARACTERS = 240
 """Less than what is read of AdminComment."""

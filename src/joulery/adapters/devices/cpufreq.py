@@ -23,7 +23,7 @@ GRANT = "sudo chmod a+w /sys/devices/system/cpu/cpu*/cpufreq/scaling_m*_freq"
 _STEP_KHZ = 100_000
 """Distance of the clocks that are offered where a driver takes any in a range."""
 _ROUNDING = 0.02
-"""How far a driver may round what it is given."""
+"""Largest rounding by a driver of what it is given."""
 
 Files = dict[str, str]
 """Contents by path below the root: everything that is set here."""

@@ -21,7 +21,7 @@ class EmulatedClock:
     """A clock that is only written down. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
-        name: What it pretends to be.
+        name: Name of the emulated device.
         clocks_mhz: Its clocks, MHz.
         device: Its name as a device.
         state: A file that keeps what it is set to; its own memory when None.

@@ -16,7 +16,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, ConfigError
 from joulery.domain.gpu.device import DeviceCapability, DeviceChange, DeviceState, Knob, SleepSetting
 
 COMMAND_S = 60.0
-"""How long a command may take, s. It starts the change; the machine may take longer."""
+"""Time limit of a command, s. It starts the change; the machine may take longer."""
 _SHOWN = 300
 """Characters shown of what a failed command printed."""
 

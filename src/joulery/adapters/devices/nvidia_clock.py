@@ -23,7 +23,7 @@ _TOLERANCE_MHZ = 15.0
 """One step of the clock: the running clock may read that much beside the ceiling."""
 _LOOKS = 20
 _PAUSE_S = 0.05
-"""How often, and how far apart, the running clock is looked at until a new ceiling must have taken."""
+"""Interval of looks at the running clock until a new ceiling must have taken."""
 
 
 class NvidiaClock:

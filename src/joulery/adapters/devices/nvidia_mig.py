@@ -21,7 +21,7 @@ from joulery.domain.gpu.mig import MigPlace, MigProfile, MigTransition, find_pla
 from joulery.domain.serving.service import Slice, SliceKind
 
 ASSUMED_STEP_S = 0.5
-"""What creating or destroying one instance is taken to last until it was measured on this device; assumed."""
+"""Time to create or destroy one instance until it was measured on this device; assumed."""
 ASSUMED_MODE_S = 5.0
 """The same for MIG mode itself."""
 

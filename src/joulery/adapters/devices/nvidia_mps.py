@@ -24,9 +24,9 @@ from joulery.domain.gpu.device import DEVICE, DeviceCapability, DeviceChange, De
 
 PROGRAM = "nvidia-cuda-mps-control"
 _PATIENCE_S = 20.0
-"""How long one command may take."""
+"""Time limit of one command."""
 _QUIT_S = 5
-"""How long clients may continue after the daemon is asked to quit; then their servers are ended."""
+"""Time that clients may continue after the daemon is asked to quit; then their servers are ended."""
 _ROUNDING = 0.0006
 """The daemon prints shares in percent with one decimal."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from joulery.domain.trace.operators import OperatorKind
 
 Rule = tuple[OperatorKind, float]
-"""Which rule gives the work of an operator; for elementwise ones, the operations of an element."""
+"""Rule that gives the work of an operator; for elementwise ones, the operations of an element."""
 
 
 def rules(words: Mapping[Rule, str]) -> dict[str, Rule]:

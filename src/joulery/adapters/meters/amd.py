@@ -28,7 +28,7 @@ from joulery.domain.errors import CapabilityError
 from joulery.domain.quality import Quality
 
 AGREE = 10.0
-"""Factor by which the counter's power and the board's power may differ before the counter is not believed."""
+"""Factor by which the counter's power and the board's power may differ before the counter is discarded."""
 COMPARE_S = 0.2
 _UPDATE_S = 0.1
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)

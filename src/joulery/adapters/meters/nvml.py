@@ -42,7 +42,7 @@ _UPDATE_S = 0.1
 _BUFFER_LATE_S = 0.016
 _AVERAGING_S = 1.0
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""What ``/proc/self/ns/pid`` points to outside any container: the kernel's fixed number of the first namespace."""
+"""Target of ``/proc/self/ns/pid`` outside any container: the kernel's fixed number of the first namespace."""
 
 
 @dataclass(frozen=True, slots=True)

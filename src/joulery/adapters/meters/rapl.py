@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 POWERCAP = Path("/sys/class/powercap")
 SOCKET = Path("/run/joulery/rapl.sock")
-"""Where ``joulery rapl-helper`` listens."""
+"""Socket of ``joulery rapl-helper``."""
 GRANT = "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
 
 _ZONE = re.compile(r"intel-rapl:\d+")

@@ -3,7 +3,7 @@
 One packet asks, one answers (``SOCK_SEQPACKET``). On connecting the helper sends what its counters are
 (:func:`description`); after that each ``r`` is answered with their microjoules in that order, ``null`` for one that
 cannot be read. The kernel says to each side who the other is: the helper answers root and one group, and the client
-believes root and itself alone.
+trusts root and itself alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RaplHelperMeter:
         now_s: A monotonic clock.
 
     Raises:
-        CapabilityError: No helper is here, it refuses this user, or it is not to be believed.
+        CapabilityError: No helper is here, it refuses this user, or it is not trusted.
     """
 
     def __init__(self, path: Path = SOCKET, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -113,7 +113,7 @@ class _TensorUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table of tensors needs")
 
     def persistent_load(self, pid: Any, /) -> _Storage:
-        """The storage a persistent identifier speaks of."""
+        """The storage that a persistent identifier names."""
         kind, dtype, key, _location, count, view = pid
         if kind != "storage" or dtype not in _STORAGES.values() or view is not None:
             raise pickle.UnpicklingError(f"unknown storage {str(pid)[:80]}")

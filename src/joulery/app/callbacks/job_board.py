@@ -23,7 +23,7 @@ from joulery.runtime.measuring.terms import MeasureWarning
 
 CONNECT_S = 5.0
 LAST_WAIT_S = 5.0
-"""How long the first node waits at the end for the last sums of the others."""
+"""Time that the first node waits at the end for the last sums of the others."""
 _POLL_S = 0.1
 _RAY = ("NODE_RANK", "RANK", "WORLD_SIZE")
 

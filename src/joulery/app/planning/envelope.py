@@ -23,7 +23,7 @@ from joulery.policies.placement.joint.problem import JointRequest, JointService
 LIMIT_S = 600.0
 """CPU time that an envelope may take where no limit is given."""
 SURE_RATIO = 0.005
-"""How far a look-up may be above the best plan, as far as the envelope knows, before a plan is made again."""
+"""Largest excess of a look-up over the best plan, as far as the envelope knows, before a plan is made again."""
 _METHOD = "looked up in an envelope"
 
 

@@ -1,4 +1,4 @@
-"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is believed."""
+"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is returned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from joulery.sim.placement.plan_judge import PlanVerdict, judge_layouts, judge_p
 KNOBS = "knobs"
 """Name under ``--compare`` of dedicated GPUs, single knobs and one planner after the other."""
 _CUTS = 3
-"""How often a plan that misses an SLO in simulation is made again with larger margins."""
+"""Number of times that a plan that misses an SLO in simulation is made again with larger margins."""
 _LEAST_CUT = 0.02
 """By how much a margin grows at least."""
 

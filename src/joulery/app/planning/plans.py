@@ -45,7 +45,7 @@ STAGE_PRESETS = ("muserve", "best")
 PRESETS = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, *LAYOUT_PRESETS, JOINT_PRESET, LANGUAGE_PRESET)))
 """Every preset."""
 COMPARED = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, JOINT_PRESET, "knobs")))
-"""What some kind of plan can be compared with."""
+"""Names that some kind of plan can be compared with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from joulery.store.columns import read_rows
 COLUMNS = ("gpu", "market", "usd_per_hour")
 ON_DEMAND, SPOT = "on-demand", "spot"
 SPOT_SUFFIX = "-spot"
-"""What the name of a GPU type in a plan ends in where its GPUs are spot GPUs."""
+"""Suffix of a GPU type's name in a plan where its GPUs are spot GPUs."""
 
 
 def priced(site: Site) -> Site:

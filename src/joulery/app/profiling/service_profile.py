@@ -48,9 +48,9 @@ from joulery.store.run.readings import RunReadings, read_samples
 BUSY_CORES = 0.25
 """Other processes that keep more cores busy than this distort a profile."""
 _MAX_BATCH = "max_batch"
-"""What a profile says of the largest batch that it was to measure, where that is more than one request."""
+"""Key in a profile for the largest batch that it was to measure, where that is more than one request."""
 REST_S = 1.0
-"""How long the machine is watched doing nothing: one end of the power line."""
+"""Time for which the idle machine is watched: one end of the power line."""
 _BIN_S = 0.25
 _PERIOD_S = 0.05
 

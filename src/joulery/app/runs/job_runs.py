@@ -11,7 +11,7 @@ from joulery.domain.errors import JouleryError
 from joulery.store.run.directory import open_run
 
 WAIT_S = 10.0
-"""How long the first node waits at the end for the runs of the others: clocks and writes of a job differ by seconds."""
+"""Time that the first node waits at the end for the runs of the others: clocks and writes differ by seconds."""
 _POLL_S = 0.2
 
 

@@ -92,7 +92,7 @@ def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
                 forgets = isinstance(policy, StandbyPolicy | TrafficSplit | PlanDrift)
                 if forgets or not isinstance(policies.get(policy.service), kind):
                     states[policy.service] = policy.initial()
-                policies[policy.service] = policy  # one that came later asks for something else, and remembers
+                policies[policy.service] = policy  # a later one has other settings, and keeps its state
             elif entry["kind"] == STEP:
                 service = entry["service"]
                 seen = seen_as[service].from_dict(entry["observation"])

@@ -45,7 +45,7 @@ CONCURRENCY = 4
 _NEVER = 1e6
 """A move of the intensity, as a multiple of the base, that does not happen."""
 _LEAST_TRIM_S, _TRIM_SLOS = 1.0, 3.0
-"""What is left out of a period of the baseline at its start: so many seconds, and so many times the SLO, at least."""
+"""Trim at the start of a period of the baseline: so many seconds, and so many times the SLO, at least."""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:

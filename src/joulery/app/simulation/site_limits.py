@@ -15,7 +15,7 @@ from joulery.domain.errors import ConfigError
 from joulery.store.jobs import JobLimitBook, LimitPoints
 
 _KIND = re.compile(r"(.*) on (\d{1,6}) × (.*) at [\d.]+ W(?: on each of (\d{1,6}) nodes)?")
-"""How an agent names a kind whose work it measured by reported progress; others end ``by busy cycles`` (assumed)."""
+"""Name that an agent gives a kind with work measured by reported progress; others end ``by busy cycles`` (assumed)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _CEILING_QUANTA = 14
 """Quanta of the average job's service beyond which more carbon does not lower a job's rank: 7 h of half hours."""
 _AGENT_S = 120.0
-"""How long a node agent, which samples every 30 s, may take to report a job before its power is assumed."""
+"""Time for a node agent, which samples every 30 s, to report a job before its power is assumed."""
 
 
 def jobs_of(site: Site) -> JobsConfig:

@@ -26,7 +26,7 @@ from joulery.runtime.llm.trained_predictor import PredictorHead
 
 
 def length_predictor(folder: Path | None, head: str) -> PredictorHead:
-    """The head that speaks for a model; the shared one where none was trained for it.
+    """The head of a model; the shared one where none was trained for it.
 
     Args:
         folder: Where ``joulery train-length-predictor --out`` wrote; None for the default predictor.

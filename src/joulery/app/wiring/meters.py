@@ -25,7 +25,7 @@ DCGM = "http://localhost:9400/metrics"
 _IF_HERE: Mapping[str, Mapping[str, Any]] = {kind: {"if_here": True} for kind in ("nvml", "amd", "jetson")}
 """Options of meters that were not named: their driver is looked for before their module is imported."""
 _OPTIONAL = {"jetson": "rails", "slurm": "node"}
-"""What may follow the colon of a meter's name."""
+"""Option that may follow the colon of a meter's name, by meter."""
 
 
 def parse_meter(text: str) -> MeterSpec:

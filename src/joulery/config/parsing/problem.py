@@ -16,7 +16,7 @@ def problem(
     Args:
         message: What is wrong, continuing "the value ...".
         expected: What would be accepted.
-        hint: How to mend it.
+        hint: How to fix it.
         at: Where below the validated value the fault lies, for checks across several keys.
         got: The offending value where it is not simply what stands in the file; empty to keep it secret.
     """

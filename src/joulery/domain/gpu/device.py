@@ -25,9 +25,9 @@ class Knob(StrEnum):
     """A setting of a device."""
 
     CLOCK = "clock"
-    """How fast it may run."""
+    """Clock limit."""
     POWER = "power"
-    """How much power it may draw."""
+    """Power limit."""
     MIG = "mig"
     """The hardware instances into which a GPU is partitioned."""
     MPS = "mps"

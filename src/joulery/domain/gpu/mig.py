@@ -1,8 +1,8 @@
 """MIG menus of NVIDIA GPUs: the profiles of a menu and the partitions they allow.
 
 A MIG partition is a sequence of profiles; the order is the one in which the instances are created and says where they
-lie on the chip. What runs on them does not feel the order: partitions with the same multiset of profiles are equal to
-everything but the driver.
+lie on the chip. What runs on them does not depend on the order: partitions with the same multiset of profiles are equal
+to everything but the driver.
 """
 
 from __future__ import annotations

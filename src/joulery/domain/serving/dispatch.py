@@ -22,7 +22,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 MAX_ATTEMPTS = 2
-"""How many replicas may die under one request: it is tried again exactly once."""
+"""Number of replicas that may die under one request: it is tried again exactly once."""
 
 
 @dataclass(frozen=True, slots=True)

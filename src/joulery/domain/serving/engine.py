@@ -95,7 +95,7 @@ class ModelRef:
 
 
 NODE = "node:"
-"""How the device of a replica begins that is to be on a node of a cluster."""
+"""Prefix of the device of a replica that is to be on a node of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -101,7 +101,7 @@ class Solo(NamedTuple):
 
 
 class Neighbourhood(NamedTuple):
-    """Everything about a GPU that its processes feel: their number, power and cache use, summed.
+    """Everything about a GPU that affects its processes: their number, power and cache use, summed.
 
     Attributes:
         processes: How many there are.

@@ -142,7 +142,7 @@ class LengthModel:
         return ordinal(self.raw_scores(features), self.arrays["cuts"])
 
     def head(self, model: str) -> int:
-        """Index of the head that speaks for a model; the shared one for a model never seen."""
+        """Index of the head of a model; the shared one for a model never seen."""
         return self.models.index(model) if model in self.models else len(self.models)
 
 

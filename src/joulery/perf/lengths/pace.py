@@ -21,9 +21,9 @@ from joulery.domain.errors import DataError
 from joulery.perf.lengths.classes import CLASSES, isotonic
 
 PRIOR_WEIGHT = 10.0
-"""How many completions the prior mean of a class is worth."""
+"""Number of completions that the prior mean of a class is worth."""
 _KEEP = 0.995
-"""What one completion leaves of the weight of those before it in its class: about the last 200 count."""
+"""Factor of one completion on the weight of those before it in its class: about the last 200 count."""
 _HOLD = 1.0
 """Squared tokens by which a slope is held where it is: prompts that are all alike do not tell what one of another
 length would take."""

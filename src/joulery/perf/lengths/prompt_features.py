@@ -151,7 +151,7 @@ FEATURES: tuple[str, ...] = (
     *(f"topic {name}" for name, _ in _TOPICS),
     *(f"early {name}" for name, _ in _TOPICS),
 )
-"""What each feature is."""
+"""Name of each feature."""
 
 
 def prompt_features(prompt: str) -> FloatArray:

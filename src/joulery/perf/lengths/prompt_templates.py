@@ -30,7 +30,7 @@ _READ_CHARACTERS = 400
 _NEAR = 0.35
 """Cosine below which two prompts have nothing in common but the words that all have."""
 _PRIOR_WEIGHT = 0.5
-"""How many completions of the very same form the absence of a correction is worth."""
+"""Number of completions of the very same form that the absence of a correction is worth."""
 _MOST = math.log(16.0)
 """A correction changes what is expected by at most this factor."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[?!:]")

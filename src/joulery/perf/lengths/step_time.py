@@ -38,7 +38,7 @@ class StepCost:
         per_sequence_s: Of each running sequence.
         per_kv_token_s: Of each token of prompt and answer that the cache holds.
         elasticity_ratio: Relative slowdown per relative loss of clock: 1 for work bound by arithmetic, 0 for work that
-            does not feel the clock (:func:`joulery.perf.power.clock_scaling.slowdown_ratio`).
+            does not depend on the clock (:func:`joulery.perf.power.clock_scaling.slowdown_ratio`).
     """
 
     fixed_s: float

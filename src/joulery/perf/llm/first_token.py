@@ -171,7 +171,7 @@ _KEYS: Mapping[Distance, Callable[[LoadPoint], Hashable]] = {
     Distance.ARCHITECTURE: lambda each: each.point.facts.backbone,
     Distance.GPU: lambda each: each.point.gpu.name,
 }
-"""What is left out together: all repetitions of a load, of a pair of lengths, of a configuration, a model, a GPU type.
+"""Points left out together: all repetitions of a load, of a pair of lengths, of a configuration, a model, a GPU type.
 A load beyond those measured has the error of a load between them, and no less."""
 
 

@@ -3,7 +3,7 @@
 A replica runs up to ``limit`` requests in one batch. With ``n`` of them each gets a token every T(n) seconds, so
 requests end at n / (T(n) x tokens an answer) a second. As requests share the engine the number in flight is a
 birth-death process of these rates (exact for exponential lengths, and for any lengths while none waits, because sharing
-is insensitive to them); beyond the limit requests wait first come, first served. Its mean obeys Little's law.
+is insensitive to them); beyond the limit requests wait first come, first served. Its mean follows Little's law.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class ClockModel:
     def operation_s(self, operations: Sequence[OperationCost], clock_mhz: npt.ArrayLike) -> FloatArray:
         """Time of one call of each operation at each clock, s, shape [operations, clocks].
 
-        The longest of launch, arithmetic and traffic: a launch-bound step does not feel the clock.
+        The longest of launch, arithmetic and traffic: a launch-bound step does not depend on the clock.
         """
         clock = self._checked(clock_mhz)
         flops = np.array([operation.flops for operation in operations], np.float64)[:, None]

@@ -26,7 +26,7 @@ def slowdown_ratio(clocks_mhz: npt.ArrayLike, elasticity_ratio: float = 1.0) -> 
     Args:
         clocks_mhz: Ascending, MHz, float64[clocks].
         elasticity_ratio: Half the sensitivity score of μ-Serve (section 3.1): 1 for work bound by arithmetic, 0 for
-            work that does not feel the clock.
+            work that does not depend on the clock.
     """
     clocks = np.asarray(clocks_mhz, np.float64)
     return np.asarray(1.0 + elasticity_ratio * (clocks[-1] / clocks - 1.0), np.float64)

@@ -10,7 +10,7 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 
 _LEAST_RISE_RATIO = 1e-6
-"""What the busiest interval draws above idle, relative to the mean: anything smaller is rounding."""
+"""Least power of the busiest interval above idle, relative to the mean: anything smaller is rounding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Gaps alone hide bursts whose gaps are correlated, so the variation is that of *counts*: the variance of the number of
 requests in a window over its mean (the index of dispersion; Cox and Lewis, 1966). A renewal process with squared
 coefficient of variation ``scv`` of its gaps has index ``scv`` in long windows. The largest over windows from the SLO to
-a hundred times the SLO is what a queue with that SLO feels.
+a hundred times the SLO is what affects a queue with that SLO.
 """
 
 from __future__ import annotations

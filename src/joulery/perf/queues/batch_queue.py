@@ -25,9 +25,9 @@ _DEEP_REQUESTS, _DEEP_BATCHES = 80, 8
 _STEEP, _HALVINGS = 64.0, 50
 """Steepest decay of the tail, a request, and halvings of the interval in which it is sought."""
 _MOMENTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
-"""Where within a batch arrivals are looked at."""
+"""Moments within a batch at which arrivals are looked at."""
 _SPREAD = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
-"""How many join a request's own batch behind it: standard deviations from the mean, and their weights."""
+"""Requests that join a request's own batch behind it: standard deviations from the mean, and their weights."""
 
 
 def late_ratio(rate_rps: float, scv: float, batch_s: Sequence[float], deadline_s: float) -> float:

@@ -1,7 +1,7 @@
 """Clock governors: the lowest clock of a device within the SLO (μ-Serve, ATC'24, section 3.4, Alg. 3).
 
 ``miad_step`` is the paper's multiplicative-increase, additive-decrease rule for one device and one period, with
-its slip mended: the clock falls only when *every* resident partition allows it. ``literal=True`` keeps the
+its slip fixed: the clock falls only when *every* resident partition allows it. ``literal=True`` keeps the
 pseudo-code's loop, in which any one partition that allows it is enough.
 """
 

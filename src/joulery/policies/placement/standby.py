@@ -1,4 +1,4 @@
-"""Standby instances: mend a plan whose prediction was wrong (iGniter, section 4.2).
+"""Standby instances: they repair a plan whose prediction was wrong (iGniter, section 4.2).
 
 Beside every instance of a plan waits a *standby*: a second process with a larger share of the same GPU, by the smaller
 of 10 % and what the plan left. Once a second the SLO's quantile of the latencies is compared with the SLO. If the SLO
@@ -7,7 +7,7 @@ standby is loaded beforehand, so no process starts then. Requests that queue beh
 ``settle_s`` after the switch nothing is concluded.
 
 A standby is refused where the shares of its GPU would exceed the whole. The decision then reports an SLO violation that
-only a new plan can mend.
+only a new plan can fix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from joulery.domain.serving.service import Slo
 
 ACTIVATE_STANDBY, SLO_VIOLATED = "activate_standby", "slo_violated"
 EXTRA_PERCENT = 10.0
-"""What a standby has more than its original: the largest prediction error the paper measured."""
+"""Share of a standby beyond its original: the largest prediction error the paper measured."""
 REFUSED_S = 1e9
 """The latency that a refused request counts with: later than any SLO."""
 _ROUNDING_PERCENT = 1e-6
@@ -91,7 +91,7 @@ def watched_instances(
 
 
 class Tail(NamedTuple):
-    """Recent tail latency of one instance.
+    """Recent tail latency of one instance's requests.
 
     Attributes:
         key: Which instance.
@@ -129,7 +129,7 @@ class StandbyState:
     Attributes:
         late_since_s: When each instance was first seen late, while it stays so.
         active: Since when the standby of an instance answers.
-        violated: Instances that were said to be beyond mending.
+        violated: Instances reported as beyond repair by a standby.
     """
 
     late_since_s: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

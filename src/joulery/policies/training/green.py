@@ -472,7 +472,7 @@ LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "frugal": MappingProxyType({}),
     }
 )
-"""What the kinds with power limits change in GREEN's policy: how readily jobs grow."""
+"""Changes to GREEN's policy by the kinds with power limits: how readily jobs grow."""
 LEAN_ETA: Mapping[str, float] = MappingProxyType({"swift": 0.5, "lean": 0.7, "frugal": 0.5})
 """Weight of energy against time in the cost of their power limits."""
 

@@ -11,7 +11,7 @@ from joulery.domain.errors import ConfigError, JouleryError
 
 ASK_AGAIN_S = 300.0
 HOLD_S = 3600.0
-"""How long the newest value stands after its end, where the source has no newer one."""
+"""Time that the newest value stands after its end, where the source has no newer one."""
 
 
 class IntensityFeed:

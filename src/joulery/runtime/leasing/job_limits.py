@@ -32,7 +32,7 @@ from joulery.store.jobs import JobLimitBook
 _REPORTS = 10
 """Changes of a job's progress within a trial that make it its measure of work."""
 _PATIENCE_S = 30.0
-"""How long the last step may take."""
+"""Time limit of the last step."""
 
 
 @dataclass(slots=True)

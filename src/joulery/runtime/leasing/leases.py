@@ -33,7 +33,7 @@ from joulery.runtime.leasing.watchdog import Watchdog
 from joulery.store.leases import Isolation, LeaseBook, LeaseState, lease_state, owner_of
 
 DURATION_S = 10.0
-"""How long a lease stays valid without a renewal, s."""
+"""Time that a lease stays valid without a renewal, s."""
 _RENEWALS_PER_DURATION = 5
 
 

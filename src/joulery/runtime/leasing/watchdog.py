@@ -26,9 +26,9 @@ from joulery.store.leases import LeaseBook, LeaseState, lease_state
 DONE = b"done\n"
 """The holder writes this to its watchdog when every setting is reverted."""
 PERIOD_S = 0.5
-"""How often leases are checked while their holder lives; its end is noticed at once."""
+"""Interval at which leases are checked while their holder lives; its end is noticed at once."""
 PATIENCE_S = 60.0
-"""How long a device that refuses to be reverted is retried after its holder has ended."""
+"""Time for which a device that refuses to be reverted is retried after its holder has ended."""
 
 
 class Watchdog:

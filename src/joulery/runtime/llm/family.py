@@ -29,7 +29,7 @@ _REMEMBERED = 200
 _STALE_S = 3600.0
 """A mean of joules without a newer answer is measured again after this."""
 _ASIDE_S = 5.0
-"""How long a model gets no requests after it could not answer one."""
+"""Time for which a model gets no requests after it could not answer one."""
 
 
 class _MeanEnergy:

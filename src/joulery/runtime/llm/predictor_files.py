@@ -59,7 +59,7 @@ class GraphPredictor:
         return ordinal(raw, self.cuts), embedding
 
     def head(self, model: str) -> int:
-        """Index of the head that speaks for a model; the shared one for a model never seen."""
+        """Index of the head of a model; the shared one for a model never seen."""
         return self.models.index(model) if model in self.models else len(self.models)
 
 

@@ -89,7 +89,7 @@ class TrainedPredictor:
         return self.model.arrays["class_tokens"]
 
     def head(self, model: str) -> int:
-        """Index of the head that speaks for a model; the shared one for a model never seen."""
+        """Index of the head of a model; the shared one for a model never seen."""
         return self.model.head(model)
 
     def of(self, model: str) -> ModelPredictor:

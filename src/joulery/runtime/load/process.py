@@ -21,7 +21,7 @@ from joulery.runtime.process import part_environment, process_command
 TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
 END_S = 10.0
-"""How long a load that was asked to end may take to write its outcomes."""
+"""Time limit for a load that was asked to end to write its outcomes."""
 _COUNTS = ("planned", "sent", "answered", "failed", "refused", "abandoned", "late", "delayed")
 
 

@@ -28,7 +28,7 @@ from joulery.perf.interference.runs import (
 from joulery.runtime.profiling.kernels import KernelCount
 
 _LOOK_S = 0.02
-"""How often clock and power are read."""
+"""Interval at which clock and power are read."""
 
 
 class BoardWatch(Protocol):

@@ -32,13 +32,13 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.store.leases import lives, owner_of
 
 KEEP_S = 30 * 86_400.0
-"""How long a total that nothing is added to is kept at least: longer than a stopped job waits to go on, and long enough
-for a scheduler that is away to come back."""
+"""Least time for which a total that nothing is added to is kept: longer than a stopped job waits to go on, and long
+enough for a scheduler that is away to come back."""
 LARGEST_BYTES = 1_000_000
 """A file that is larger, and twice as large as it began, is begun anew."""
 _SUFFIX = ".jsonl"
 _LOOKS = 3
-"""How often the folder is looked at again where a file went meanwhile."""
+"""Most looks at the folder where a file goes meanwhile."""
 _MACHINE = Path("/etc/machine-id")
 
 Total = tuple[float, float, Quality]

@@ -34,7 +34,7 @@ AHEAD_S = 600.0
 ASK_AGAIN_S = 60.0
 LOOK_BACK_S = 3600.0
 PATIENCE_S = 5.0
-"""How long a start waits for the first answer; later questions are waited for :data:`LATER_S` and answered behind."""
+"""Time that a start waits for the first answer; later questions are waited for :data:`LATER_S` and answered behind."""
 LATER_S = 0.5
 _MISSED_STEPS = 2.0
 """Steps of the series after which a value that is held is worth a warning."""

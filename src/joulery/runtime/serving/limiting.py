@@ -68,7 +68,7 @@ class ServedLoad:
 
 
 ServedLoads = Callable[[float], Sequence[ServedLoad]]
-"""What a device serves at an instant, Unix seconds."""
+"""Loads that a device serves at an instant, Unix seconds."""
 
 
 def service_load(one: RunningService, engine: Engine, now_s: float) -> ServedLoad:

@@ -75,7 +75,7 @@ class ModelRequests:
         arrival_s: Non-decreasing, s, float64[n].
         model: Which model, int64[n].
         work: Passes of the model, float64[n], > 0.
-        predicted_work: What a governor believes, float64[n], > 0.
+        predicted_work: What a governor assumes, float64[n], > 0.
     """
 
     arrival_s: FloatArray

@@ -1,4 +1,4 @@
-"""Carbon intensity of a simulated run: the truth by the hour, and what a scheduler may believe of the hours to come."""
+"""Carbon intensity of a simulated run: the truth by the hour, and a scheduler's forecast of the hours to come."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Gpu:
     Attributes:
         truth: How it behaves.
         instances: Who is on it.
-        parts: Indices of the instances that feel one another, in groups that do not, where the GPU is cut at a clock
+        parts: Indices of the instances that affect one another, in groups that do not, where the GPU is cut at a clock
             that is set; none where all of them share it.
     """
 
@@ -317,7 +317,7 @@ def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
 
 
 def _part_served(truth: GpuTruth, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """Run of instances that feel one another."""
+    """Run of instances that affect one another."""
     # Without a neighbour the two readings are one, and the fast path serves.
     alone = trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1
     return (_always if alone else serve_together)(truth, tenants, trial.warmup_s, trial.end_s)

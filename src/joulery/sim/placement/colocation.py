@@ -1,4 +1,4 @@
-"""Instances that share a GPU, event by event: each feels its neighbours only while they execute.
+"""Instances that share a GPU, event by event: neighbours affect one another only while they execute.
 
 The batching rule is that of :mod:`joulery.sim.queues.batching`. When requests come is known beforehand, so that the
 time of the next batch follows from them, and events are those of batches: a request has none of its own. Between two

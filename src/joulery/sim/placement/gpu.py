@@ -5,7 +5,7 @@ judged on a GPU that behaves by another. One rule unites the clock someone sets 
 
     clock = min(clock set, clock the power cap leaves)
 
-Of a GPU cut into slices, what runs on one slice does not feel the others; processes of one slice share it.
+Of a GPU cut into slices, what runs on one slice is independent of the others; processes of one slice share it.
 """
 
 from __future__ import annotations

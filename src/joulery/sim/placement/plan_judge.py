@@ -57,7 +57,7 @@ def judge_plan(
 ) -> PlanVerdict:
     """Serve random requests with a plan, neighbours busy as they come.
 
-    The truth is stricter than the planner's model: all of an execution feels the clock, launches included, and an
+    The truth is stricter than the planner's model: all of an execution depends on the clock, launches included, and an
     instance slows its neighbours only while it executes.
 
     Args:
@@ -157,7 +157,7 @@ def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:
 
 
 def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]) -> Gpu:
-    """A GPU of the plan with its truth; every process of a slice is one of its own and feels those of its slice."""
+    """A GPU of the plan with its truth; each process of a slice is its own and affected by those of its slice."""
     if any(one.slice for one in gpu.instances):
         processes = [
             ServingProcess(

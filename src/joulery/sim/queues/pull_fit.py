@@ -21,7 +21,7 @@ from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, Se
 _ENERGY_WEIGHT = 3.0
 """A mean over a run is known better than a tail: weight of an energy against a latency quantile."""
 _PRIOR_SPREAD = 0.7
-"""How far, in logarithms, a factor may leave the first estimate before that counts like a bad residual of 100 %."""
+"""Distance, in logarithms, of a factor from the first estimate that counts like a bad residual of 100 %."""
 
 
 @dataclass(frozen=True, slots=True)

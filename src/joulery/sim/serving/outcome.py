@@ -78,7 +78,7 @@ class StudySettings:
 
 
 Period = tuple[tuple[float, int | None], ...]
-"""What ran in one period: parts of the period and rows of the space, the settled one last; None is the baseline."""
+"""Rows that ran in one period: parts of it and rows of the space, the settled one last; None is the baseline."""
 
 
 @dataclass(frozen=True, slots=True)

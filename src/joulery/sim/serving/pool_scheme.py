@@ -22,7 +22,7 @@ EFFORT = PoolEffort(boxes=60, polished=3, judged=8, rounds=3)
 _DEEPEST = 3
 
 Found = tuple[TrialMetrics, float]
-"""What a pool does, and its joules a request with every GPU powered."""
+"""Metrics of a pool, and its joules a request with every GPU powered."""
 
 
 def envelope(

@@ -159,6 +159,6 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "columns": columns,
     }
 )
-"""What can be compared, by name."""
+"""Schemes that can be compared, by name."""
 SEARCHING = frozenset({"blover", "clover"})
 """Schemes whose outcome depends on the seed; ``learning`` uses no randomness."""

@@ -19,7 +19,7 @@ from joulery.sim.training.mixed_plant import MixedPlant
 from joulery.sim.training.plant import Cluster, Jobs, Plant, Watch
 
 _PATIENCE_S = 366 * 86_400.0
-"""How long a cluster may stand idle with jobs waiting before the plant gives up."""
+"""Time that a cluster may stand idle with jobs waiting before the plant gives up."""
 
 
 @dataclass(frozen=True, slots=True)

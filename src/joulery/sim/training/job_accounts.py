@@ -9,7 +9,7 @@ from joulery.domain.energy.carbon import JOULES_PER_KWH
 from joulery.perf.power.training_power import PowerTable
 
 MEASURE_S = 300.0
-"""How long a job must run undisturbed on its GPUs before its efficiency there counts as measured (section 5.1)."""
+"""Undisturbed run time on its GPUs after which a job's efficiency there counts as measured (section 5.1)."""
 
 
 class JobAccounts:

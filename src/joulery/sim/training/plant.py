@@ -72,7 +72,7 @@ class Jobs:
 Watch = Callable[[float, ClusterView, Step[Any]], None]
 """Called at every round with the time, the policy's view and its decision."""
 _AHEAD_H = 48
-"""How many hours ahead schedulers know the intensity, or believe to."""
+"""Number of hours ahead for which schedulers know or assume the intensity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,7 +45,7 @@ _PRESET_BAR = 0.9
 _CAP = 8
 _LIFT_AFTER_S = 2 * 86_400.0
 _LOOK_S = 2.0
-"""How often an agent looks at a job: the site file's default."""
+"""Interval at which an agent looks at a job: the site file's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Scheme:
 
     Attributes:
         about: What it is, in a few words.
-        policy: Made from the power table, the jobs and what is believed of the intensity.
+        policy: Made from the power table, the jobs and the forecast of the intensity.
         period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
         start_s: Its choice of a start time at submission, where it makes one.
         sleeping: It suspends idle nodes.

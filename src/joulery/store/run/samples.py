@@ -27,7 +27,7 @@ BUFFER_COLUMNS = ("channel", "watts")
 """Columns of the power readings that a device buffered. The header names the stream that they refine (``channels_of``)
 and says how long before its stamp the middle of a reading lies (``late_s``)."""
 _PATIENCE_BYTES = 4 << 20
-"""How much waits in memory for a full disk to have room again."""
+"""Bytes that wait in memory for a full disk to have room again."""
 
 
 class Appender:

@@ -161,7 +161,7 @@ def _print_renamed_names() -> None:
 
 
 def report_error(error: JouleryError, *, as_json: bool) -> None:
-    """One message on standard error: what was got, where, and how to mend it."""
+    """One message on standard error: what was got, where, and how to fix it."""
     if as_json:
         click.echo(json.dumps({"error": error.as_dict()}, default=str), err=True)
         return

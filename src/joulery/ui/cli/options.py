@@ -62,7 +62,7 @@ class NearChoice(click.Choice[str]):
     """One of some names; a wrong one is answered with the nearest."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Click's message for a wrong name, with the name that was probably meant."""
+        """Click's message about a wrong name, and the name that was probably meant."""
         return super().get_invalid_choice_message(value, ctx) + _meant(str(value), self.choices)
 
 

@@ -1,4 +1,4 @@
-"""``joulery profile``: what the variants of a service cost on this machine; how a model feels a GPU's clock."""
+"""``joulery profile``: what the variants of a service cost on this machine; how a model depends on a GPU's clock."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import yaml
 from joulery.domain.errors import CapabilityError, ConfigError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes puts the token and the certificate authority of a container's service account."""
+"""Folder in which Kubernetes puts the token and the certificate authority of a container's service account."""
 _TOKEN_LINE = "kubectl create token joulery --namespace joulery"
 
 

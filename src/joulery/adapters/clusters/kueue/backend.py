@@ -47,7 +47,7 @@ _VERSIONS = ("v1beta2", "v1beta1", "v1")
 """Versions of the interface that are known here, the one to take first."""
 _TRIES = 4
 _KEPT_S = 86400.0
-"""How long a job that ended is listed."""
+"""Time for which a job that ended is listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ ROOT = "/sys/class/powercap"
 GRANT = "sudo -E joulery ..."
 _ZONE = re.compile(r"intel-rapl:\d+")
 _ROUNDING_UW = 250_000
-"""How far the kernel may round a limit."""
+"""Largest rounding of a limit by the kernel."""
 _LOWEST_RATIO = 0.25
 """Lowest limit that is set, as a share of the highest, where the kernel states none: assumed."""
 

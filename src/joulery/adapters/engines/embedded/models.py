@@ -132,7 +132,7 @@ def warm_up(model: LoadedModel) -> str:
     """Run once on zeros of the declared shape, so that the first request does not pay for lazy allocations.
 
     Returns:
-        What went wrong, for people to read; a model may well dislike zeros, or a size of 1 where any is allowed.
+        What went wrong, for people to read; a model may reject zeros, or a size of 1 where any is allowed.
     """
     if not model.inputs:
         return ""

@@ -28,9 +28,9 @@ from joulery.domain.serving.tensors import TensorSpec
 _BUFFER_BYTES = 1 << 22
 """Wanted size of the pipe's buffers: a photograph in one write. The kernel gives what it allows."""
 _EOF_PATIENCE_S = 0.5
-"""How long the pipe of a dead worker may stay open (in the hands of a process it forked)."""
+"""Time that the pipe of a dead worker may stay open (in the hands of a process it forked)."""
 _EXIT_PATIENCE_S = 2.0
-"""How long a worker may live on without its pipe."""
+"""Time that a worker may live on without its pipe."""
 
 
 class WorkerProcess(asyncio.Protocol):

@@ -30,7 +30,7 @@ ANSWER = struct.Struct("!QQ")
 """Length of an answer, and the number of the call: known though the answer cannot be read."""
 CLUSTER = "joulery.adapters.engines.ray_serve.cluster:RayCluster"
 _CLOSE_S = 30.0
-"""What a cluster that is left may take."""
+"""Time limit for leaving a cluster."""
 STARTS = 3
 """Attempts to start a local cluster: Ray gives its node half a minute, too little on a busy machine."""
 

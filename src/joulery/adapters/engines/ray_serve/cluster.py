@@ -25,11 +25,11 @@ from joulery.domain.serving.engine import InferRequest
 from joulery.user import home_folder
 
 OURS = "joulery."
-"""How the names of joulery's applications begin."""
+"""Prefix of the names of joulery's applications."""
 _DESCRIBE_S = 5.0
-"""What replicas that are asked about themselves may take."""
+"""Time limit for replicas to describe themselves."""
 _METER_S = 20.0
-"""What the meter of a node may take to start and answer."""
+"""Time limit for the meter of a node to start and answer."""
 _OBJECT_STORE_BYTES = 200 << 20
 _REST = "/api/serve/applications/"
 _NO_PROXIES = "Disabled"
@@ -205,7 +205,7 @@ class RayCluster:
             async with asyncio.timeout(_METER_S):
                 found: dict[str, Any] = await meter.read.remote()
         except RayError as error:
-            if self._meters.get(node) is meter:  # another call may have noticed, and started the next one
+            if self._meters.get(node) is meter:  # another call may have started the next one
                 del self._meters[node]
             return {"gone": True, "refusal": f"its meter ended: {type(error).__name__}"}
         except TimeoutError:

@@ -32,7 +32,7 @@ RETRY_S = 30.0
 """Between two attempts to reach a replica at its port."""
 _CONNECT_S = 2.0
 _VERDICT_S = 10.0
-"""What Ray may take to answer for a replica whose connection broke; the replica is given up then."""
+"""Time limit for Ray to answer for a replica whose connection broke; the replica is given up then."""
 
 
 class Asked(Protocol):

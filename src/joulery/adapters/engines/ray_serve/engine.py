@@ -68,7 +68,7 @@ _RETRY_LOST_S = 5.0
 _NONE_RUNS = "no replica of the service runs now; Ray starts them again"
 """Known as soon as connections break; that the cluster is gone only at the next look."""
 _RETRY_AFTER_S = 1.0
-"""What a refused client is asked to wait; service times that would tell more are not kept."""
+"""Wait that a refused client is asked for; service times that would give a better one are not kept."""
 
 
 class RayServeEngine:

@@ -17,10 +17,10 @@ from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, en
 from joulery.domain.errors import DataError
 
 LOOPBACK, NODE_ADDRESS = "127.0.0.1", "node"
-"""Where a replica listens for requests on connections of their own: on its machine alone, or at its node's address."""
+"""Listening addresses of a replica with connections of its own: its machine alone, or its node's address."""
 _RECEIVE_BYTES = 65536
 _TOKEN_S = 5.0
-"""What a connection may take to show its token."""
+"""Time limit for a connection to show its token."""
 Answering = Callable[[Frame], dict[str, Any]]
 """The answer of a request's frame: fields of the header, and arrays under ``y``."""
 

@@ -16,10 +16,10 @@ from joulery.domain.serving.engine import NODE, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
 
 _OF_A_NODE = 0.001
-"""What a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
+"""Part that a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
 _HERE = "joulery.adapters.engines.ray_serve"
 _LEAVE_S = 10.0
-"""What a replica that Ray ends gets beyond the longest request."""
+"""Time that a replica which Ray ends gets beyond the longest request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.remote.llama_worker"
 _LEAVE_S = 2.0
 _NOTICE_S = 3.0
-"""How long after its connection broke a process may take to be seen to have died."""
+"""Time limit after a broken connection for a process to be seen to have died."""
 _RESTART_S, _RESTART_MAX_S = 0.1, 10.0
 
 

@@ -49,7 +49,7 @@ _OUTCOMES: Final = {
     503: Outcome.UNAVAILABLE,
     504: Outcome.DEADLINE,
 }
-"""What a status means; any other says that the model failed."""
+"""Outcome by status; any other says that the model failed."""
 _TIMEOUT_S = 1e6
 
 

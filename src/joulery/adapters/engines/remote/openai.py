@@ -40,7 +40,7 @@ PATHS = {
     GenerationKind.EMBEDDING: "/v1/embeddings",
 }
 _CONTENT_KEYS = {GenerationKind.RESPONSE: "output", GenerationKind.EMBEDDING: "data"}
-"""Where an answer holds its content; ``choices`` of all others."""
+"""Key of an answer's content; ``choices`` of all others."""
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 _MAX_ANSWER_BYTES = 64 << 20
 _PROBES = 3

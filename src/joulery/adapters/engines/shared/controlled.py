@@ -36,9 +36,9 @@ from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
 
 _CALL_S = 10.0
-"""What an answer of the engine server may take, where it starts and ends no replica."""
+"""Time limit of an answer of the engine server, where it starts and ends no replica."""
 _NODES_S = 120.0
-"""What the answer of a cluster's nodes may take: it may have to be joined first."""
+"""Time limit of the answer of a cluster's nodes: it may have to be joined first."""
 Page = Callable[[str, str, str], Awaitable[PageAnswer]]
 """A page by path, query and accepted types."""
 AnswersText = Callable[[RelayedRequest, Passed], Awaitable[None]]

@@ -34,7 +34,7 @@ from joulery.domain.serving.tensors import Tensor, TensorSpec
 PROTOCOL = 1
 """Version of the messages between gateways and the engine server; another one is refused."""
 LENGTH = struct.Struct("!Q")
-"""What goes before each frame: its length."""
+"""Prefix of each frame: its length."""
 BEAT_S = 1.0
 """Between two signs of life, in both directions."""
 SILENT_S = 6.0

@@ -14,7 +14,7 @@ STALE_PERIODS = 3.0
 """A reading older than this many periods is no longer given."""
 
 DIVIDED = "the host's energy is divided among processes by their CPU time alone, that of its GPUs and fans too"
-"""What a reader of a host's joules should know."""
+"""Note for a reader of a host's joules."""
 
 
 class PolledMeter:

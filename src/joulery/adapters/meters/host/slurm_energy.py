@@ -27,7 +27,7 @@ _WATTS = re.compile(r"\bCurrentWatts=(\S+)")
 _COMPONENTS = {"ipmi": HOST, "xcc": HOST, "pm_counters": HOST, "cray_aries": HOST, "ibmaem": HOST, "rapl": "packages"}
 
 Ask = Callable[[str], str]
-"""What Slurm prints for ``configuration``, or for the name of a node. Raises JouleryError."""
+"""Slurm's output for ``configuration``, or for the name of a node. Raises JouleryError."""
 
 
 def slurm_printer(run: Runner | None = None, conf: Path | None = None) -> Ask:

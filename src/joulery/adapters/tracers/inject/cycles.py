@@ -29,7 +29,7 @@ CLOCK_MARKS = 5
 TRAINING, EVALUATION, OTHER = "training", "evaluation", "other"
 """Kinds of steps: of an optimizer, a call of a model without gradients, and calls where neither is known."""
 _TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError)
-"""What a profiler, its bindings or the disk may raise."""
+"""Exceptions that a profiler, its bindings or the disk may raise."""
 
 
 class Cycles(ABC):
@@ -298,7 +298,7 @@ class Cycles(ABC):
             self._flag().unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """In a forked child: a recorder of its own, unless the profiler has run in the parent (it survives no fork)."""
+        """In a forked child: a recorder of its own, unless the profiler has run in the parent (which fails then)."""
         self._thread = None
         self._forks += 1
         if self._used or self._over:

@@ -1,6 +1,6 @@
 """Records a few steps of a JAX program by its own profiler.
 
-Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+Runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
 where a function that :func:`jax.jit` compiled is called again: the first one that differentiates (:func:`jax.grad`),
 compiled or not; in a program without one, the function that the program called twice first. A cycle's file is an XLA
 profile, which holds the compiled programs too.

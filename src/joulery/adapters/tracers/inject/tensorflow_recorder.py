@@ -1,6 +1,6 @@
 """Records a few steps of a TensorFlow 2 program by its own profiler.
 
-Runs in the traced program and must never be its problem (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+Runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
 where the ``tf.function`` that the program called twice first is called again: Keras' ``fit`` does so by itself. A
 cycle's file is an XLA profile.
 """

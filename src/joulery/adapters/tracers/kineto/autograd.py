@@ -13,7 +13,7 @@ from joulery.domain.arrays import BoolArray, IntArray
 _ACCUMULATE = re.compile(r"AccumulateGrad")
 
 _DERIVATIVES = 4
-"""How many derivatives of derivatives are followed back to a module."""
+"""Number of derivatives of derivatives that are followed back to a module."""
 
 
 def node_paths(host: Host, path: IntArray, in_node: BoolArray, unnamed: int) -> IntArray:

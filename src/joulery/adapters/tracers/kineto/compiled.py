@@ -54,7 +54,7 @@ _KINDS = {
     "conv2d": ("convolution", "sum"),
     "conv3d": ("convolution", "sum"),
 }
-"""What functions of the program become in generated code, where it bears another name."""
+"""Names in generated code of functions of the program that have another name there."""
 
 
 @dataclass(frozen=True, slots=True)

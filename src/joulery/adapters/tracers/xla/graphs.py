@@ -28,9 +28,9 @@ COUNTED = re.compile(r"([_.]\d+)+$")
 _CLEARED = re.compile(r"^memset\b", re.IGNORECASE)
 """Memory that a library clears before its kernel."""
 _FITTING_RATIO = 0.9
-"""Share of the generated kernels that have to be at their numbers before the numbers are believed."""
+"""Share of the generated kernels that have to be at their numbers before the numbers are used."""
 _SHIFTS = 16
-"""How many beginnings of a graph in the schedule are tried, those that most names support first."""
+"""Number of beginnings of a graph in the schedule that are tried, those that most names support first."""
 Place = tuple[int, int]
 """Computation and position of an instruction."""
 

@@ -34,7 +34,7 @@ _NO_WORK = (
 )
 """Operations that a GPU does nothing for, but for the instructions of what they call."""
 _ROUNDS = 8
-"""How many added instructions in a row are followed to an operation."""
+"""Number of added instructions in a row that are followed to an operation."""
 
 
 class Origin(NamedTuple):

@@ -37,7 +37,7 @@ from joulery.store.files import disk_errors
 
 ENGINE_PROGRAM = "joulery.app.serving.gateways.engine_process"
 _START_S = 60.0
-"""What an engine server or a gateway may take to start, on a busy machine too."""
+"""Time limit for an engine server or a gateway to start, on a busy machine too."""
 _LOOK_S = 0.05
 _ORPHAN_S = 60.0
 """A gateway of this machine ends when its engine server was away for so long."""

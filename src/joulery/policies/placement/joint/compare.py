@@ -22,7 +22,7 @@ from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 from joulery.policies.placement.provisioning.planner import provision
 
 KNOBS = ("variant", "share", "batch", "clock", "type", "count")
-"""What a plan chooses: which model, whether GPUs are shared, batches, clocks, GPU types, instances of a service."""
+"""Choices of a plan: which model, whether GPUs are shared, batches, clocks, GPU types, instances of a service."""
 
 _TIE_USD_PER_W = 1e-6
 """Dollars a watt that decide between plans of the same rent, and between no others."""

@@ -27,7 +27,7 @@ _WORTH_RATIO, _DEGENERATE = 1.1, 4
 """Rounds that find patterns worth so many times their GPU are not the last: the relaxation is degenerate, and falls
 once enough of them are known. So many times the patience ends them."""
 _LEAST_COST = 1e-9
-"""What a GPU costs at least in a search, in units of the objective."""
+"""Least cost of a GPU in a search, in units of the objective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from joulery.policies.placement.joint.plan import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 
 STEPS = (0.02, 0.05, 0.1, 0.2)
-"""How much longer an SLO is made, as ratios; the first that saves anything is reported."""
+"""Ratios by which an SLO is made longer; the first that saves anything is reported."""
 _LEAST = 1e-6
 """A saving smaller than this, as a ratio, is rounding."""
 

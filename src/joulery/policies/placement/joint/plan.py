@@ -35,17 +35,17 @@ _QUICK_RATIO = 1e-3
 _QUICK_PART = 5
 """Of the branchings, what whole numbers may take while patterns are still sought."""
 _NEAR_RATIO = 0.02
-"""How far from worth their price slices and cuts may be that the first plan is made of, as a part of the bound."""
+"""Excess of price over worth up to which slices and cuts are in the first plan, as a part of the bound."""
 _CUT_SECONDS = 3.0
-"""How many times longer whole numbers may take where GPUs are cut: branchings are to end the search, not seconds."""
+"""Factor on the time for whole numbers where GPUs are cut: branchings are to end the search, not seconds."""
 _WIDE_RATIO = 0.01
-"""How far a plan may be above the relaxation before patterns are sought at its own number of GPUs."""
+"""Excess of a plan over the relaxation from which patterns are sought at its own number of GPUs."""
 _APART_RATIO = 0.004
 """The same for a plan without a proof, which nothing else improves."""
 _UNSERVED_RPS = 1e-6
 """Requests a second left out that are rounding."""
 _ENOUGH_RATIO = 0.05
-"""How far from worth their GPU patterns may be that are added where no plan serves everything yet."""
+"""Excess of a GPU's price over a pattern's worth up to which it is added where no plan serves everything yet."""
 
 
 def plan_joint(

@@ -21,11 +21,11 @@ from joulery.policies.placement.joint.result.planned_gpus import gpus_of
 from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 _MOST_RATIO = 0.04
-"""How much more load is tried at most."""
+"""Most further load that is tried."""
 COARSE_RATIO, FINE_RATIO = 0.001, 0.00005
-"""How finely the greatest load is known: at first, and where it decides from which load on look-ups are off."""
+"""Precision of the greatest load: at first, and where it decides from which load on look-ups are off."""
 _FIRST_RATIO = 0.004
-"""How much more load is tried first."""
+"""Further load that is tried first."""
 _SAME = 1e-9
 
 

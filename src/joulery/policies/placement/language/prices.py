@@ -16,7 +16,7 @@ from joulery.policies.placement.language.master import ReplicaLine, line_below, 
 from joulery.policies.placement.language.task import LanguageRules, LanguageService
 
 _LOOSER = 1.1
-"""How much looser a limit is taken to be, to say what it is worth."""
+"""Ratio by which a limit is made looser to find what it is worth."""
 _NEAREST = 8
 """Candidates of a service that a looser limit is tried on: those that serve requests for least now."""
 _WORTH_SAYING = 1e-6

@@ -1,6 +1,6 @@
 """Placement of partitions on devices by clock sensitivity, so that what shares a device can share a clock.
 
-``place_partitions`` is the greedy of μ-Serve (ATC'24, section 3.2, Alg. 2) with its slips mended: bins exist from the
+``place_partitions`` is the greedy of μ-Serve (ATC'24, section 3.2, Alg. 2) with its slips fixed: bins exist from the
 start, the best score starts at minus infinity, distinct devices are counted, a partition that fits nowhere is an
 error. ``improve_placement`` is ours: moves and swaps while the scatter falls, under the same constraints.
 """

@@ -23,7 +23,7 @@ from joulery.policies.placement.pipelines.sharding import Link, Sharding, shard
 def cluster_operators(scores: Sequence[float], threshold: float) -> list[list[int]]:
     """Consecutive operators whose score stays within ``threshold`` of the running mean of their cluster.
 
-    Four slips of the pseudo-code are mended: head added twice, ``abs`` closed early, mean not reset, last cluster
+    Four slips of the pseudo-code are fixed: head added twice, ``abs`` closed early, mean not reset, last cluster
     dropped.
 
     Args:

@@ -27,7 +27,7 @@ from joulery.policies.placement.pipelines.static_clocks import Judge
 from joulery.policies.placement.pipelines.task import Cuts, DeviceType, PipelineRules, Task, arrivals
 
 _GROUPINGS_JUDGED = 4
-"""``best`` judges the power of so many groupings: those that the search likes most."""
+"""``best`` judges the power of so many groupings: those with the best score."""
 
 
 def plan_pipelines(

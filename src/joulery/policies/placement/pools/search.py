@@ -31,7 +31,7 @@ _WITHIN = 0.98
 standard deviation of 0.7 % of the limit (simulated), and this is three of them. Where no pool keeps the distance, one
 within the limit will do."""
 Judge = Callable[[int, Used, float], TrialMetrics]
-"""What a service really does: its number, its instances and the idle watts that are its own."""
+"""Simulation of a service: its number, its instances and the idle watts that are its own."""
 
 
 @dataclass(frozen=True, slots=True)

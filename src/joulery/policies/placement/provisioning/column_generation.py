@@ -42,7 +42,7 @@ _ALMOST = 0.03
 _TRIES = 3
 """Patterns tried for each one wanted; the bound lets some through that do not fit."""
 _WIDE = 4
-"""How much wider that last search is."""
+"""Factor on the width of that last search."""
 
 
 @dataclass(frozen=True, slots=True)

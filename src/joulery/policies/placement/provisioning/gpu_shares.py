@@ -1,7 +1,7 @@
 """The processes on one GPU: the least shares that keep each in time, and what is predicted with them.
 
 Alg. 2 of iGniter gives the least shares with which every process on a GPU is within its SLO: raising one share only
-raises the power and cache use that the others feel, so from given batches there is one least vector of shares, and
+raises the power and cache use that affect the others, so from given batches there is one least vector of shares, and
 growing every late process, one unit at a time, finds it. Shares are counted in units of the GPU type there.
 """
 
@@ -111,7 +111,7 @@ class BatchLimit(NamedTuple):
 
 
 LimitOf = Callable[[Placed, Share], BatchLimit]
-"""What a batch of a process on a GPU may take."""
+"""Limit of a batch of a process on a GPU."""
 
 
 Figures = tuple[float, float, float]

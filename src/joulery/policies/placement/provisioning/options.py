@@ -35,7 +35,7 @@ _COMPANY = 4
 MAX_REPLICAS = 10_000
 """A service that needs more is taken for a mistake in its rate."""
 _MORE_REPLICAS = 2
-"""How many replicas beyond the fewest are tried when a service needs more than the rules would choose."""
+"""Number of replicas beyond the fewest that are tried when a service needs more than the rules would choose."""
 
 
 class Accounting(StrEnum):
@@ -44,7 +44,7 @@ class Accounting(StrEnum):
     HALF_SLO = "half-slo"
     """Half of it, whatever the batch waits for (the paper's constraint 14)."""
     FULL_SLO = "full-slo"
-    """What is left after the wait of the first request of a batch for the last."""
+    """The rest after the wait of the first request of a batch for the last."""
 
 
 class FailureDomain(StrEnum):
@@ -223,7 +223,7 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
 
 
 def _fewest(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> int:
-    """The smallest number of replicas that works on some type: fewer requests each never hurt."""
+    """The smallest number of replicas that works on some type: fewer requests each are never worse."""
     low, high = workload.replicas_min, 2 * workload.replicas_min
     while not any(_item(workload, kind, high, types, rules).options):
         low, high = high, 2 * high

@@ -345,7 +345,7 @@ def _constants(option: Option, power_w: float) -> tuple[float, ...]:
 
 _WORK, _K4, _K5, _UNITS = (_Columns._fields.index(name) for name in ("work", "k4", "k5", "units"))
 _ABILITY, _POWER_SLOPE, _POWER_OFFSET, _CACHE_SLOPE, _CACHE_OFFSET = range(9, 14)
-"""Where the constants of an option stand in a table."""
+"""Rows of a table that hold the constants of an option."""
 
 
 def _table_row(option: Option) -> tuple[float, ...]:

@@ -53,11 +53,11 @@ POLICIES = ("best", "igniter", *BASELINES)
 PROVEN_KINDS = 12
 """Up to so many different services a search for a proof is worth its time."""
 _GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
-"""How much a layout may be worth beyond its GPU, in the searches that raise the bound one after the other."""
+"""Worth of a layout beyond its GPU, at most, in the searches that raise the bound one after the other."""
 _CASES_MAX = 24
 """Cases of a mixed fleet that are looked at."""
 _CUTS_MAX = 4
-"""How many limits on the number of replicas are tried in the search for a cheaper plan."""
+"""Number of limits on the number of replicas that are tried in the search for a cheaper plan."""
 EQUAL = 1e-6
 """Costs closer than this, as a ratio, are equal."""
 _UNSERVED_FACTOR = 100

@@ -93,7 +93,7 @@ class GraphSpace:
         """The configurations of the GPUs of both together: every sum of two, once.
 
         Raises:
-            ConfigError: The spaces speak of different variants or slices.
+            ConfigError: The spaces have different variants or slices.
         """
         if (self.variants, self.profiles) != (other.variants, other.profiles):
             raise ConfigError("only spaces over the same variants and slices add up", got=f"{other.variants}")

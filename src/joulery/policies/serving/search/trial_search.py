@@ -42,7 +42,7 @@ _ABOVE_IDLE = 0.02
 _LARGE_SPACE = 4000
 """Beyond so many layouts the learning search looks at a part of them before each trial."""
 _FAILED = TrialMetrics(0.0, math.inf, 1e12)
-"""What a search is given of a layout that failed to start or showed nothing."""
+"""Metrics given to a search for a layout that failed to start or showed nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class TrialBudget:
         count_infeasible: Trials while nothing measured keeps the SLO; ``count`` when None.
         clock_s: Seconds, from the search's first trial.
         longest_s: Seconds a trial.
-        min_requests: Requests without which a trial is never believed to keep the SLO.
+        min_requests: Requests without which a trial never counts as keeping the SLO.
         energy_tolerance_ratio: Half-width of the joules' interval, relative, that ends a trial early.
         retry_s: After a search that found nothing feasible, seconds before an SLO violation starts another one, and
             before a layout that violated the SLO may be tried again.

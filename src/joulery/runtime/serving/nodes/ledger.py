@@ -18,7 +18,7 @@ from joulery.policies.serving.node_order import NodeOrder
 from joulery.runtime.serving.intensity import LiveIntensity
 
 Answers = Mapping[str, Mapping[str, Any]]
-"""What each node's meter answers, by address: a reading, or ``refusal``; ``gone`` too where the node may be lost."""
+"""Answers of each node's meter, by address: a reading, or ``refusal``; ``gone`` too where the node may be lost."""
 
 
 @dataclass(frozen=True, slots=True)

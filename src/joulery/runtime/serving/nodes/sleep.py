@@ -209,7 +209,7 @@ class SleepingNodes:
             elif name in self._left:
                 try:
                     await self._take_back(self._rules[name])
-                except JouleryError as error:  # it is awake, whatever its command says
+                except JouleryError as error:  # it is awake, whatever its command reports
                     self._owed.add(name)
                     self._record(WAKE_NODE, self._rules[name], "others have woken it", FAILED, str(error))
                 self.asleep.discard(name)
@@ -219,7 +219,7 @@ class SleepingNodes:
         assert self._holder is not None
         reason = f"no replica was on it for {empty_s:.0f} s"
         try:
-            if rule.name in self._owed:  # its device believes that it sleeps, and would do nothing
+            if rule.name in self._owed:  # its device has it as asleep, and would do nothing
                 await self._take_back(rule)
             await asyncio.to_thread(self._holder.set, rule.device, rule.spec, SleepSetting(asleep=True), reason)
         except JouleryError as error:

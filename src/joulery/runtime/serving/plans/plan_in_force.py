@@ -30,9 +30,9 @@ from joulery.policies.placement.standby import (
 )
 
 Models = Mapping[tuple[str, str], ModelRef]
-"""What is loaded, by service and variant."""
+"""Loaded models, by service and variant."""
 MIG, MPS = "mig", "mps"
-"""How a GPU of this machine is divided."""
+"""Divisions of a GPU of this machine."""
 _ROUNDING_PERCENT = 1e-6
 _LATE = frozenset({Outcome.DEADLINE, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CRASHED})
 

@@ -44,7 +44,7 @@ def pipeline_picture(plan: PipelinePlan) -> Html:
 
 
 def color(score: float) -> str:
-    """Blue for what does not feel the clock, violet for memory-bound, red for compute-bound."""
+    """Blue for what does not depend on the clock, violet for memory-bound, red for compute-bound."""
     share = min(max(score / 2.0, 0.0), 1.0)
     ends = ((38, 95, 155), (177, 52, 55))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(*ends, strict=True))

@@ -45,15 +45,15 @@ NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
 _SLACK = 0.005
-"""How much a pattern may cost beyond what it is worth, as a ratio of the relaxation, to be chosen from."""
+"""Excess of a pattern's cost over its worth, as a ratio of the relaxation, up to which it is chosen from."""
 _ENOUGH = 0.02
-"""How much dearer than the relaxation a plan of those may be; else it is chosen from all known patterns."""
+"""Excess over the relaxation up to which a plan of those is taken; else it is chosen from all known patterns."""
 _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
 """Services for which a plan is made from the running one; more are planned afresh."""
 _NO_BETTER = 0.002
-"""What is running is kept where another plan on slices saves no more than this."""
+"""Least saving of another plan on slices; with no more than this the running one is kept."""
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3

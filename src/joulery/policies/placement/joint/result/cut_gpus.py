@@ -17,7 +17,7 @@ from joulery.policies.placement.joint.slices import SliceOption
 from joulery.policies.placement.joint.spread import coloured, spread_slices
 
 PlacedSlice = tuple[SliceOption, float]
-"""What runs on a slice, and the requests a second that it gets."""
+"""Option on a slice, and the requests a second that it gets."""
 
 
 def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:

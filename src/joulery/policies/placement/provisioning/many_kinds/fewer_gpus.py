@@ -32,7 +32,7 @@ from joulery.policies.placement.provisioning.planner import placed
 WORK = 320_000
 """Sets of services tried, at most."""
 _STEP_WORK = 100
-"""What a step counts for beside the sets it tries."""
+"""Work counted for a step beside the sets it tries."""
 _LOSS = 0.02
 """A service takes the place of one that is worth more by this at most, in prices of a GPU."""
 _CHAIN_MAX = 20

@@ -30,7 +30,7 @@ _SLOTS = 3
 _SPEED_MIN = 0.05
 """Slowest clock that is distinguished, as a ratio of the fastest."""
 _POWER_CUTS_W, _CACHE_CUTS_PERCENT = (0.0, 25.0, 50.0, 80.0, 120.0), (10.0, 20.0, 32.0, 48.0)
-"""Where the first boxes begin: power above the cap, and cache use."""
+"""Lower ends of the first boxes: power above the cap, and cache use."""
 _CHUNK = 60_000
 """Numbers in one array of the knapsacks and tables: few enough for a processor's cache."""
 

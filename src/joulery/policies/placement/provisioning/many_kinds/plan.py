@@ -46,15 +46,15 @@ seconds by the clock, and on a busy machine a second of its work takes ten of th
 _SEARCHED_KINDS, _SEARCHES = 30, 3
 """Different services up to which all patterns are searched for a bound, and how often."""
 _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
-"""How often boxes are cut for a bound at most; how often, and for how many services, where they are a sample."""
+"""Most cuts of boxes for a bound; the same for a sample of services, and its size."""
 _BOX_CUTS_ALL, _ALL_KINDS = 3, 500
-"""How often they are cut for all services after that at most, and up to how many."""
+"""Most cuts for all services after that, and the number of services up to which they are made."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
 """Different services up to which a better plan is searched for, and again with services cut further."""
 _EXCHANGES = 4
-"""How often items of patterns are exchanged for that, at most."""
+"""Most exchanges of items of patterns for that."""
 _REPLANNED_GPUS, _REPLANS = 12, 3
-"""How many of the GPUs worth least are planned again at once, for more services than that, and how often."""
+"""Number of the GPUs worth least that are planned again at once, for more services than that, and how often."""
 _GAP_ENOUGH = 0.02
 """A plan for many services this close to the bound is close enough."""
 _BEAM_WORK = 16_000

@@ -38,13 +38,13 @@ _KEPT = 1.01
 _CUT_SHARE = 0.95
 """Boxes that together have this share of what low corners understate are cut."""
 _SPEED_PER_W, _STRETCH_PER_PERCENT = 7e-4, 2.2e-3
-"""What a watt and a percent change in the time of a process, about: decides which boxes are cut, along which side."""
+"""Change in the time of a process by a watt and a percent, about: decides which boxes are cut, along which side."""
 _OPEN_W, _OPEN_PERCENT = 80.0, 24.0
-"""Where a box without an end is cut, from its low side."""
+"""Distance from its low side at which a box without an end is cut."""
 _KINDS_AT_ONCE = 100
 """Services whose uses are held in memory at once in :func:`certified`."""
 _COARSE, _FINE = 2e-3, 1e-4
-"""How close bound and optimum are in a solution, and where the optimum says that the bound wanted is in reach."""
+"""Distance of bound and optimum in a solution, and where the optimum says that the bound wanted is in reach."""
 _AHEAD = 4
 """A bound is out of reach that is not reached in so many times the last rise of the optimum, over as few cuts."""
 _CLOSE = 1.06
