@@ -60,7 +60,7 @@ def fetch(address):
 
 
 def test_one_scrape_adds_up_and_nothing_listens():
-    done = export("--port", "9", "--once", "--sample", "200 ms", *METER, "--carbon", "360 g/kWh")
+    done = export("--port", "9", "--once", "--period", "200 ms", *METER, "--carbon", "360 g/kWh")
     assert done.returncode == 0, done.stderr
     found = values(done.stdout)
     divided = total(found, "joulery_node_divided_joules_total")
@@ -71,7 +71,7 @@ def test_one_scrape_adds_up_and_nothing_listens():
 
 
 def test_one_scrape_without_home_rights_or_intensity(tmp_path):
-    done = export("--once", "--sample", "200 ms", *METER, env={"PATH": os.environ["PATH"]}, cwd="/")
+    done = export("--once", "--period", "200 ms", *METER, env={"PATH": os.environ["PATH"]}, cwd="/")
     assert done.returncode == 0, done.stderr
     assert "\njoulery_workload_carbon_grams_total{" not in done.stdout
     assert "\njoulery_carbon_intensity_known_ratio " not in done.stdout
@@ -105,7 +105,7 @@ def test_an_engine_gets_its_own_joules_and_pushes_reach_the_collector():
     """The page is served by this very process, which is found by its port."""
     page = Page(vllm(running=1.0))
     with shown(page), running(
-        "--sample", "100 ms", "--engine", page.url, "--engine-interval", "100 ms", "--otlp", page.url,
+        "--period", "100 ms", "--engine", page.url, "--engine-interval", "100 ms", "--otlp", page.url,
         "--otlp-interval", "1 s", "--carbon", "360 g/kWh",
     ) as (address, process):  # fmt: skip
         answered, output = 7.0, 340.0

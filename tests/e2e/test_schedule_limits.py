@@ -114,7 +114,7 @@ def test_the_agents_of_two_nodes_give_their_job_one_limit_and_one_that_is_killed
             report = {"JOULERY_PROGRESS": str(tmp_path / "progress/7") if at == 0 else os.devnull}
             command = [sys.executable, str(tmp_path / "job.py")]
             ranks.append(subprocess.Popen(command, env={**os.environ, **job, **own, **report}))
-            flags = ("--sample", "1 s", "--node", f"z{at + 1}")
+            flags = ("--period", "1 s", "--node", f"z{at + 1}")
             env = {**os.environ, "JOULERY_STATE": str(tmp_path / f"state{at}")}
             agents.append(Daemon(tmp_path / "site.yaml", env, *flags, verb="agent"))
         for agent in agents:

@@ -114,7 +114,7 @@ def test_what_slurm_measured_is_in_the_report_and_what_it_measures_in_the_agents
         before_j = counter.joules
         job = cluster.submit(script, "--gres=gpu:1")
         # The environment names neither the node nor its Slurm.
-        words = joulery("agent", str(site), "--node", "q1", "--sample", "1 s", "--json")
+        words = joulery("agent", str(site), "--node", "q1", "--period", "1 s", "--json")
         wait_until(lambda: re.search("CurrentWatts=[1-9]", cluster.run("scontrol", "show", "node", "q1")), "a reading")
         agent = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:

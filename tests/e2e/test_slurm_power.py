@@ -137,7 +137,7 @@ def test_lean_limits_jobs_within_the_bound_packs_them_and_nodes_sleep(
             first = int(cluster.submit(script, *one))
             wait_until(lambda: place(cluster, first).startswith("RUNNING s"), "the node that wakes for the job")
             home = place(cluster, first).split()[1]
-            flags = ("--sample", "1 s", "--node", home)
+            flags = ("--period", "1 s", "--node", home)
             agents.append(Daemon(cluster.folder / "site.yaml", cluster.env, *flags, verb="agent"))
             agents[0].until(lambda entry: entry.get("ratio") == 0.5 and entry["job"] == first)
             assert boards.boards[0]["limit_mw"] == 190_000  # half of what an administrator had set

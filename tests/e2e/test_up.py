@@ -391,7 +391,7 @@ BROKEN = [
     ({"kind: typical, zone: GB,": "kind: file, path: gap.csv,"}, (), "no intensity of"),
     ({"cores: 2": "cores: 4000"}, (), "CPU cores"),
     ({"toy_models:Sum": "toy_models:Nothing"}, (), "Nothing"),
-    ({}, ("--duration", "-3"), "a duration must be positive"),
+    ({}, ("--duration", "-3"), "--duration: must be above 0 s"),
     ({}, ("--duration", "3 W"), "--duration"),
     ({}, ("--listen", "nowhere"), "--listen"),
     ({"duration: 3 s, seed": "duration: 3 s, inputs: ., seed"}, (), "photographs cannot be sent"),

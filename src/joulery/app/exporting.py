@@ -180,7 +180,7 @@ def check(config: ExportConfig) -> None:
     if not 1.0 <= config.pue < float("inf"):
         raise ConfigError("facility energy per IT energy is at least 1", pointer="--pue", got=f"{config.pue:g}")
     for name, seconds, least in (
-        ("--sample", config.sample_s, 0.1),
+        ("--period", config.sample_s, 0.1),
         ("--engine-interval", config.engine_s, 0.1),
         ("--otlp-interval", config.otlp_s, 1.0),
     ):

@@ -84,7 +84,7 @@ class ClockConfig(Section):
     plan_gpu: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Number of the GPU in that plan, counted from 1."""
     profile: InputFile | None = None
-    """Latency and power of its model by clock (joulery profile MODEL --clocks --output FILE); assumed if left out."""
+    """Latency and power of its model by clock (joulery profile MODEL --clocks --out FILE); assumed if left out."""
     knee_mhz: Megahertz | None = Field(alias="knee", default=None)
     """Clock below which the voltage falls no further: only an idle device goes below it. Known for some GPUs."""
     step_mhz: Megahertz = Field(alias="step", default=100.0)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from joulery.app.planning.plans import chosen_preset, plan_site
+from joulery.app.planning.plans import PRESETS, PlanOptions, chosen_preset, plan_site
 from joulery.config import load
+from joulery.domain.errors import ConfigError
 from joulery.ui.cli import plan as plan_command
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -52,6 +53,13 @@ def site_file(folder, plan="", gpu="", service=""):
 def test_what_joint_alone_reads_asks_for_it(tmp_path, stated, why):
     chosen = chosen_preset(load(site_file(tmp_path, **stated)))
     assert chosen.name == "joint" and why in chosen.why and bool(chosen.why) is bool(why)
+
+
+def test_a_preset_that_python_names_wrongly_is_answered_with_all_there_are(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        plan_site(load(site_file(tmp_path)), PlanOptions("muservee"))
+    assert (caught.value.pointer, caught.value.got) == ("--preset", "muservee")
+    assert set(caught.value.expected.split(", ")) == set(PRESETS) and "muserve?" in caught.value.hint
 
 
 @pytest.mark.parametrize(

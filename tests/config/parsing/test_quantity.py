@@ -131,6 +131,9 @@ def test_a_flag_takes_a_quantity_above_zero():
         with pytest.raises(ConfigError) as caught:
             flag_quantity(text, TIME, "--period")
         assert str(caught.value) == message
+    assert flag_quantity("0 s", TIME, "--drain", zero=True) == 0.0
+    with pytest.raises(ConfigError, match="such as 4 h"):
+        flag_quantity("soon", TIME, "--duration", "4 h")
 
 
 def test_percent_is_offered_where_a_share_above_one_was_written():

@@ -38,7 +38,7 @@ def test_a_job_of_this_node_is_metered_into_the_spool(tmp_path: Path) -> None:
         env={**os.environ, "SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n7"},
     )
     try:
-        flags = ("--once", "--sample", "700 ms", "--node", "n7", "--json")
+        flags = ("--once", "--period", "700 ms", "--node", "n7", "--json")
         both = [run(tmp_path, *flags), run(tmp_path, *flags)]
     finally:
         busy.kill()

@@ -4,12 +4,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from scripts.cli_page import OTHER_FORMS
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.renames import RenamedWarning
 from joulery.ui import cli
 from joulery.ui.cli import main
-from joulery.ui.cli.options import chosen_format, option
+from joulery.ui.cli.options import Time, TimeList, chosen_format, option
 from joulery.ui.cli.verbs import JOURNEYS, VERBS
 from tests.config.site_text import SITE, written
 
@@ -54,6 +55,85 @@ def test_both_names_at_once_are_an_error():
 def test_help_shows_the_new_name_only():
     text = run("--help").output
     assert "--samples" in text and "--draws" not in text and "former" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "seconds"),
+    [
+        (Time(), "80 ms", 0.08),
+        (Time(), " 5min ", 300.0),
+        (Time(), "1.5h", 5400.0),
+        (Time(), "30d", 30 * 86_400.0),
+        (Time(bare="s"), "30", 30.0),
+        (Time(bare="s"), "1e-3", 0.001),
+        (Time(bare="s"), "2 min", 120.0),
+        (Time(bare="s", zero=True), "0", 0.0),
+        (Time(bare="s", zero=True), "0 s", 0.0),
+        (TimeList("6 ms", bare="ms"), "6, 12 ms,1 s", (0.006, 0.012, 1.0)),
+    ],
+)
+def test_a_time_has_a_unit_or_the_flags_own(kind, text, seconds):
+    assert kind.convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "facts"),
+    [
+        (Time("4 h"), "4", ("needs a unit", "got '4'", "such as 4 h", "4 s, 4 min or 4 h")),
+        (Time("4 ms"), "4", ("needs a unit", "such as 4 ms", "4 ms or 4 s")),
+        (Time("4 h"), "0 s", ("above 0", "got '0 s'", "such as 4 h")),
+        (Time(bare="s"), "-3", ("above 0", "got '-3'", "such as 30 s")),
+        (Time(bare="s"), "x", ("is not a time", "got 'x'")),
+        (Time(bare="s"), "3 W", ("is a power", "got '3 W'")),
+        (Time(bare="s"), "3 sec", ("unknown unit 'sec'", "min, h, d")),
+        (Time(bare="s", zero=True), "-1 s", ("at least 0", "got '-1 s'")),
+        (Time(bare="s"), "inf", ("finite", "got 'inf'")),
+        (TimeList("6 ms", bare="ms"), "6,,12", ("is not a time", "such as 6 ms")),
+    ],
+)
+def test_what_is_no_time_names_the_flag_what_was_given_and_what_would_do(kind, text, facts):
+    with pytest.raises(ConfigError) as caught:
+        kind.convert(text, click.Option(["--wait"]), None)
+    said = f"{caught.value} {caught.value.hint}"
+    assert caught.value.pointer == "--wait"
+    assert [fact for fact in facts if fact not in said] == []
+
+
+def options_of_all_verbs():
+    context = click.Context(cli.cli)
+    for verb in cli.cli.list_commands(context):
+        first = cli.cli.get_command(context, verb)
+        below = list(getattr(first, "commands", {}).values())
+        for one in (first, *below, *(form for _, form in OTHER_FORMS.get(verb, ()))):
+            yield from ((verb, parameter) for parameter in one.params if isinstance(parameter, click.Option))
+
+
+def test_every_flag_in_seconds_takes_units():
+    found = {(verb, max(flag.opts, key=len)) for verb, flag in options_of_all_verbs() if isinstance(flag.type, Time)}
+    for expected in (
+        *(("measure", "--period"), ("monitor", "--period"), ("account", "--period"), ("export", "--period")),
+        *(("agent", "--period"), ("export", "--engine-interval"), ("when", "--within"), ("up", "--duration")),
+        *(("serve", "--deadline"), ("serve", "--drain"), ("gateway", "--give-up"), ("plan", "--limit")),
+        *(("report", "--since"), ("submit", "--time"), ("profile", "--seconds"), ("profile", "--launch")),
+    ):
+        assert expected in found
+    for verb, flag in options_of_all_verbs():
+        if (flag.name or "").endswith(("_s", "seconds")):
+            assert isinstance(flag.type, Time | TimeList), (verb, flag.opts)
+
+
+@pytest.mark.parametrize(
+    ("words", "old", "new"),
+    [
+        (["export", "--sample", "1 W"], "--sample", "--period"),
+        (["agent", "site.yaml", "--sample", "1 W"], "--sample", "--period"),
+        (["profile", "--output", "o.json"], "--output", "--out"),
+    ],
+)
+def test_former_flags_are_read_under_their_new_name(words, old, new, capsys):
+    assert main(words) == 2
+    remark = [line for line in capsys.readouterr().err.splitlines() if f"{old} is now called {new};" in line]
+    assert len(remark) == 1
 
 
 def test_the_command_line_prints_each_old_name_as_one_line(monkeypatch, capsys, tmp_path):

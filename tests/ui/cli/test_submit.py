@@ -54,7 +54,7 @@ def test_a_job_that_may_end_after_it_is_needed_is_queued_with_a_remark(
     assert main(["submit", "--by", "2h", "--time", limit, "--", "true"]) == 0
     said = capsys.readouterr()
     assert said.out == "job 1\n"
-    assert said.err == ("joulery: --time 3h is longer than until --by 2h: the job may end too late\n" if late else "")
+    assert said.err == ("joulery: --time 3 h is longer than until --by 2h: the job may end too late\n" if late else "")
 
 
 def test_a_page_and_json_are_both_written(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,7 @@ def test_where_now_is_best_nothing_waits() -> None:
     [
         ("--duration", "11 h", "--within", "10 h"),
         ("--duration", "0 s"),
+        ("--duration", "4"),
         ("--duration", "soon"),
         ("--duration", "1 h", "--within", "31 d"),
         ("--duration", "1 h", "--power", "-1 W"),

@@ -251,12 +251,13 @@ def _check_presets(
     pairs = [("plan.preset" if stated is None else "--preset", preset), *(("--compare", name) for name in compare)]
     for pointer, name in pairs:
         if name and name not in known:
-            near = nearest(name, known)
+            there = name in PRESETS
+            near = nearest(name, known if there else PRESETS)
             raise ConfigError(
-                f"no such preset for {kind}",
+                f"no such preset for {kind}" if there else "no such preset",
                 pointer=pointer,
                 got=name,
-                expected=", ".join(known),
+                expected=", ".join(known if there else PRESETS),
                 hint=f"did you mean {near}?" if near else "",
             )
 

@@ -19,7 +19,6 @@ from joulery.adapters.graphs.onnx import read_onnx
 from joulery.adapters.graphs.torch_export import read_torch_export
 from joulery.adapters.models.efficientnet_lite import LITE_VARIANTS
 from joulery.app.wiring.models import cache_folder, lite_file
-from joulery.config.parsing.quantity import TIME, flag_quantity
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.clock_profile import ClockProfile
 from joulery.domain.gpu.device import DeviceSpec
@@ -57,7 +56,7 @@ class ClockRequest:
     device: str | None = None
     run: str | None = None
     passes: int = 20
-    latency: str | None = None
+    latency_s: float | None = None
     dimensions: tuple[str, ...] = ()
     decode: str | None = None
     steps: int = 64
@@ -92,8 +91,8 @@ def _model(request: ClockRequest) -> NamedModel:
 def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
     gpu = clock_model(request.gpu)
     latency_s = model.published_s if gpu is V100 else None
-    if request.latency is not None:
-        latency_s = flag_quantity(request.latency, TIME, "--latency")
+    if request.latency_s is not None:
+        latency_s = request.latency_s
     return emulated_profile(model.name, model.operations, gpu, latency_s=latency_s)
 
 
@@ -107,7 +106,7 @@ def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
     from joulery.runtime.profiling.clock_sweep import PowerWatch, SweepPlan, Wall, sweep
     from joulery.store.leases import LeaseBook
 
-    if request.latency is not None or request.decode is not None:
+    if request.latency_s is not None or request.decode is not None:
         raise ConfigError("--latency and --decode are for emulated GPUs", pointer="--device")
     spec = _device_spec(request.device or "cpu")
     device = open_clock(spec)

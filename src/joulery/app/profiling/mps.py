@@ -16,7 +16,6 @@ from joulery.app.wiring.engine import local_engine
 from joulery.app.wiring.gpus import board_watch, local_gpus
 from joulery.app.wiring.leases import held_leases
 from joulery.config.devices import GpuDeviceConfig
-from joulery.config.parsing.quantity import TIME, flag_quantity
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.ports import Engine
 from joulery.domain.serving.engine import ModelRef
@@ -37,7 +36,7 @@ class MpsRequest:
         gpu: Index or UUID.
         inputs: One request, in an .npz file.
         seconds, warmup: How long each run measures, and batches before it.
-        kernels, launch: Kernels and their launch delay as the user states them; 0 and None where not.
+        kernels, launch_s: Kernels and their launch delay as the user states them; 0 and None where not.
         ncu: Whether Nsight Compute counts kernels, where it is installed.
         base: The profile to start from: a name of the catalog or a file.
     """
@@ -48,7 +47,7 @@ class MpsRequest:
     seconds: float
     warmup: int
     kernels: int
-    launch: str | None
+    launch_s: float | None
     ncu: bool
     base: str
 
@@ -74,8 +73,7 @@ def profile_mps(
     if request.inputs is None:
         raise ConfigError("say what to ask the model", pointer="--inputs", expected="an .npz file of one request")
     base = read_interference(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
-    launch_s = 0.0 if request.launch is None else flag_quantity(request.launch, TIME, "--launch")
-    facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * launch_s)
+    facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * (request.launch_s or 0.0))
     model, inputs = ModelRef.parse(target), one_request(request.inputs)
     gpu: int | str = int(request.gpu) if request.gpu.isdigit() else request.gpu
     profiler = nsight_compute() if request.ncu else None

@@ -153,7 +153,7 @@ def _curves(config: ClockConfig, clocks: FloatArray) -> ClockCurves:
         raise DataError(
             "a governor needs the power of a profile at each clock, busy and idle",
             file=str(config.profile),
-            hint="joulery profile MODEL --clocks --output FILE",
+            hint="joulery profile MODEL --clocks --out FILE",
         )
     scaled = profile.clocks_mhz * clocks[-1] / profile.clocks_mhz[-1]
     slowdown = np.interp(clocks, scaled, profile.latency_s / profile.latency_s[-1])

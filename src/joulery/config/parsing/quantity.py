@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -112,14 +112,22 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     raise problem("must be a finite number", expected=str(dimension))
 
 
-def flag_quantity(text: str, dimension: Dimension, flag: str) -> float:
+def flag_quantity(text: str, dimension: Dimension, flag: str, example: str = "", *, zero: bool = False) -> float:
     """The value that a command-line flag gives, above zero.
 
+    Args:
+        text: The value as written.
+        dimension: What it is.
+        flag: The flag, for messages.
+        example: A value that makes sense for this flag; the dimension's when left out.
+        zero: Whether zero is a value too.
+
     Raises:
-        ConfigError: See :func:`parse_quantity`; or the value is not above zero.
+        ConfigError: See :func:`parse_quantity`; or the value is below what is allowed.
     """
     try:
-        return Quantity(dimension, open_low=True).check(text, from_file=True)
+        known = replace(dimension, example=example) if example else dimension
+        return Quantity(known, open_low=not zero).check(text, from_file=True)
     except PydanticCustomError as error:
         said = error.context or {}
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.options import Time, carbon_flags
 
 # joulery.adapters.tracers.files.FORMATS, repeated here so that --help imports nothing heavy; a test compares the two.
 FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
@@ -30,7 +30,12 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 @click.option(
     "--hlo", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Compiled program, for JAX."
 )
-@click.option("--period", "period_s", type=float, metavar="S", help="Sampling period of the power (detected).")
+@click.option(
+    "--period",
+    "period_s",
+    type=Time("10 ms", bare="s"),
+    help="Sampling period of the power, such as 10 ms; a plain number is seconds (detected).",
+)
 @click.option(
     "--offset", "offset_ns", type=int, default=0, metavar="NS", help="Nanoseconds to add to the power's timestamps."
 )
@@ -64,8 +69,6 @@ def command(
     from joulery.app.measuring import open_carbon
     from joulery.app.runs.accounts import AccountSettings, account_files, account_run, keep
 
-    if period_s is not None and not 0 < period_s < float("inf"):
-        raise click.BadParameter("a period is a time > 0 s", param_hint="--period")
     given = {name: value for name, value in flags.items() if value is not None}
     if run is not None:
         if events or power or window or form or hlo or period_s or offset_ns or multiplicity != "events" or given:

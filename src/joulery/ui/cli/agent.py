@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
-from joulery.ui.cli.options import cluster_option
+from joulery.ui.cli.options import Time, cluster_option, option
 from joulery.ui.cli.streams import keep_going
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class AgentFlags:
     """The flags of ``joulery agent`` that its configuration is made from."""
 
-    sample: str
+    sample_s: float
     once: bool
     node: str | None
     prolog: Path | None
@@ -36,7 +36,7 @@ class AgentFlags:
 @click.command("agent")
 @click.argument("site", type=click.Path(path_type=Path))
 @cluster_option
-@click.option("--sample", default="30 s", metavar="TIME", help="Sampling interval (30 s).")
+@option("--period", "sample_s", old="--sample", type=Time("30 s"), default=30.0, help="Sampling period (30 s).")
 @click.option("--once", is_flag=True, help="One sample, then end.")
 @click.option("--node", help="The node's name; SLURMD_NODENAME or the host's unless given.")
 @click.option(
@@ -53,7 +53,7 @@ class AgentFlags:
 def command(
     site: Path,
     cluster: str | None,
-    sample: str,
+    sample_s: float,
     once: bool,
     node: str | None,
     prolog: Path | None,
@@ -69,7 +69,7 @@ def command(
     keep_numpy_on_one_thread()
     if orders is None:
         # Reading a site takes more memory than metering jobs: this process replaces itself by one that read no site.
-        given = _orders(site, cluster, AgentFlags(sample, once, node, prolog, progress_socket))
+        given = _orders(site, cluster, AgentFlags(sample_s, once, node, prolog, progress_socket))
         flags = ["--json"] if as_json else []
         argv = [sys.executable, "-P", "-m", "joulery", "agent", str(site), "--orders", given, *flags]
         os.execv(sys.executable, argv)
@@ -84,7 +84,6 @@ def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
     from joulery.app.wiring.cluster import jobs_of, one_cluster, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
     from joulery.config import load
-    from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.domain.errors import ConfigError
 
     config = one_cluster(load(site), cluster)
@@ -106,7 +105,7 @@ def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
         only=name if flags.node else "",
         cluster=jobs_of(config).slurm.cluster or "",
         meters=meter_specs(config.meters, {"slurm": slurm}),
-        times=AgentTimes(flag_quantity(flags.sample, TIME, "--sample"), 1 if flags.once else None),
+        times=AgentTimes(flags.sample_s, 1 if flags.once else None),
         prolog=None if flags.prolog is None else str(flags.prolog),
         progress=progress,
         limits=_limits(config),

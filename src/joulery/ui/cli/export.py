@@ -7,14 +7,14 @@ import sys
 import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
-from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.options import Time, carbon_flags, option
 
 
 @click.command("export")
 @click.option("--port", type=int, default=9107, metavar="P", help="Port to listen on; 0 for a free one (9107).")
 @click.option("--listen", "host", default="127.0.0.1", metavar="HOST", help="Address to listen on (127.0.0.1).")
 @click.option("--once", is_flag=True, help="Print one scrape, then end.")
-@click.option("--sample", metavar="TIME", help="Sampling interval (5 s; 1 s with --once).")
+@option("--period", "sample_s", old="--sample", type=Time("5 s"), help="Sampling period (5 s; 1 s with --once).")
 @click.option(
     "--engine",
     "engines",
@@ -22,7 +22,13 @@ from joulery.ui.cli.options import carbon_flags
     metavar="URL[@GPUS]",
     help="An inference engine's metrics page: http://localhost:8000, or http://localhost:8000@gpu:0,gpu:1. Repeatable.",
 )
-@click.option("--engine-interval", default="15 s", metavar="TIME", help="Time between two looks at engines (15 s).")
+@click.option(
+    "--engine-interval",
+    "engine_s",
+    type=Time("15 s"),
+    default=15.0,
+    help="Time between two looks at engines (15 s).",
+)
 @click.option(
     "--meter",
     "meters",
@@ -34,7 +40,7 @@ from joulery.ui.cli.options import carbon_flags
 @carbon_flags
 @click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy, for grams (1).")
 @click.option("--otlp", default="", metavar="URL", help="Push to an OpenTelemetry collector: http://localhost:4318.")
-@click.option("--otlp-interval", default="60 s", metavar="TIME", help="Time between two pushes (60 s).")
+@click.option("--otlp-interval", "otlp_s", type=Time("60 s"), default=60.0, help="Time between two pushes (60 s).")
 @click.option("--user", default="", metavar="NAME", help="Become this user once the meters are open.")
 @click.option("--beside", is_flag=True, help="Run beside another exporter of this node; sums over both count twice.")
 @click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
@@ -43,13 +49,13 @@ def command(
     port: int,
     host: str,
     once: bool,
-    sample: str | None,
+    sample_s: float | None,
     engines: tuple[str, ...],
-    engine_interval: str,
+    engine_s: float,
     meters: tuple[str, ...],
     pue: float,
     otlp: str,
-    otlp_interval: str,
+    otlp_s: float,
     user: str,
     beside: bool,
     as_json: bool,
@@ -67,20 +73,18 @@ def command(
     if configured is not None:
         run_exporter(ExportConfig.from_json(configured), _say, _write)
         return
-    from joulery.config.parsing.quantity import TIME, flag_quantity
-
     config = ExportConfig(
         host=host,
         port=port,
         once=once,
-        sample_s=flag_quantity(sample or ("1 s" if once else "5 s"), TIME, "--sample"),
-        engine_s=flag_quantity(engine_interval, TIME, "--engine-interval"),
+        sample_s=sample_s or (1.0 if once else 5.0),
+        engine_s=engine_s,
         meters=meters,
         engines=engines,
         carbon={name: value for name, value in carbon.items() if value is not None},
         pue=pue,
         otlp=otlp,
-        otlp_s=flag_quantity(otlp_interval, TIME, "--otlp-interval"),
+        otlp_s=otlp_s,
         user=user,
         beside=beside,
         as_json=as_json,

@@ -11,6 +11,7 @@ import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
+from joulery.ui.cli.options import Time
 
 
 @click.command("gateway")
@@ -47,14 +48,17 @@ from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
 @click.option("--shared-port", is_flag=True, help="Share the port with other gateways of this machine (SO_REUSEPORT).")
 @click.option("--open-monitoring", is_flag=True, help="Answer /metrics and /v2/health/ready without the token.")
 @click.option(
-    "--drain", "drain_s", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10)."
+    "--drain",
+    "drain_s",
+    type=Time("10 s", bare="s", zero=True),
+    default=10.0,
+    help="How long a stop waits for requests; a plain number is seconds (10).",
 )
 @click.option(
     "--give-up",
     "give_up_s",
-    type=click.FloatRange(0, min_open=True),
-    metavar="S",
-    help="End when the engine server was away for so many seconds (never).",
+    type=Time("30 s", bare="s"),
+    help="End when the engine server was away for so long; a plain number is seconds (never).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
 @click.option("--start", default="", hidden=True)

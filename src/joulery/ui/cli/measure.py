@@ -14,7 +14,7 @@ import click
 
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.ui.cli import report_error
-from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.options import Time, carbon_flags
 from joulery.ui.cli.streams import discard, lost_if_refused
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     options_metavar="[OPTIONS] --",
 )
 @carbon_flags
-@click.option("--carbon-at", metavar="TIME", help="Look the intensity up as if the run had started then (assumed).")
+@click.option("--carbon-at", metavar="WHEN", help="Look the intensity up as if the run had started then (assumed).")
 @click.option("--owner", metavar="O", help="Owner to charge.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here (a new folder in runs/)."
 )
-@click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
+@click.option("--period", "period_s", type=Time("4 ms"), help="Sampling period, such as 4 ms (10 ms).")
 @click.option(
     "--idle", type=click.Choice(["whole", "share", "none"]), default="whole", help="Idle energy to charge (whole)."
 )
@@ -76,7 +76,7 @@ def command(
     carbon_at: str | None,
     owner: str | None,
     out: Path | None,
-    period: str | None,
+    period_s: float | None,
     idle: str,
     pue: float,
     embodied: float,
@@ -101,9 +101,7 @@ def command(
     from joulery.app.wiring.meters import parse_meter
 
     given = {name: value for name, value in flags.items() if value is not None}
-    settings = Settings(
-        PERIOD_S if period is None else seconds(period), tuple(parse_meter(text) for text in meters) or None
-    )
+    settings = Settings(PERIOD_S if period_s is None else period_s, tuple(parse_meter(text) for text in meters) or None)
     at_s = None if carbon_at is None else moment_s(carbon_at)
     terms = Terms(idle, pue, given, at_s, embodied, lifetime)
     source = open_carbon(given)
@@ -230,14 +228,3 @@ def _job_document(nodes: list[RunView], place: JobPlace) -> dict[str, object]:
 
     document = as_json(roll_up(nodes, "component"), with_rows=False)
     return {**document, "nodes": place.nodes, "reported": len(nodes)}
-
-
-def seconds(text: str) -> float:
-    """A time as it is written, such as ``4 ms``.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    from joulery.config.parsing.quantity import TIME, flag_quantity
-
-    return flag_quantity(text, TIME, "--period")

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.options import Time
 
 
 @click.command("monitor")
@@ -21,10 +22,10 @@ from joulery.domain.errors import ConfigError
 @click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs"), metavar="DIR", help="Runs go here (runs)."
 )
-@click.option("--period", metavar="T", help="Time between two readings, such as 4 ms (10 ms).")
+@click.option("--period", "period_s", type=Time("4 ms"), help="Sampling period, such as 4 ms (10 ms).")
 @click.option("--meter", "meters", multiple=True, metavar="M", help="As for joulery measure. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print startup details as one JSON object.")
-def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...], as_json: bool) -> None:
+def command(path: Path, runs: Path, period_s: float | None, meters: tuple[str, ...], as_json: bool) -> None:
     """Measure processes that ask for it over a Unix socket, until Ctrl-C or SIGTERM.
 
     \b
@@ -35,9 +36,8 @@ def command(path: Path, runs: Path, period: str | None, meters: tuple[str, ...],
     import uvicorn
 
     from joulery.app.measuring import PERIOD_S, open_monitor
-    from joulery.ui.cli.measure import seconds
 
-    monitor, app = open_monitor(runs, PERIOD_S if period is None else seconds(period), meters)
+    monitor, app = open_monitor(runs, PERIOD_S if period_s is None else period_s, meters)
     listening = _listen(path)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False))
     started = json.dumps({"socket": str(path), "pid": os.getpid()}) if as_json else f"listening on {path}"

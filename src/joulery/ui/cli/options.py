@@ -120,6 +120,85 @@ class Month(click.ParamType):  # type: ignore[type-arg]
         return text
 
 
+class Time(click.ParamType):  # type: ignore[type-arg]
+    """A length of time with its unit, as seconds: ``80 ms``, ``30 s``, ``5 min``, ``24h``, ``30d``.
+
+    Args:
+        example: A value that makes sense for the flag, for messages.
+        bare: The unit of a number without one; None refuses such a number, for it could be seconds or hours.
+        zero: Whether the time may be 0.
+    """
+
+    name = "time"
+
+    def __init__(self, example: str = "30 s", *, bare: str | None = None, zero: bool = False) -> None:
+        self._example, self._bare, self._zero = example, bare, zero
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The same word for every time."""
+        return "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The time in seconds; a default that is a number already is in seconds.
+
+        Raises:
+            ConfigError: It is no time, has no unit where one is due, or is too short.
+        """
+        if isinstance(value, float):
+            return value
+        flag = max(param.opts, key=len) if param is not None else ""
+        return self.seconds(str(value).strip(), flag)
+
+    def seconds(self, text: str, flag: str) -> float:
+        """What a flag's text says, seconds.
+
+        Raises:
+            ConfigError: As :meth:`convert`.
+        """
+        # Imported on use: a command that takes its default reads no quantity, and --help none at all.
+        from joulery.config.parsing.quantity import TIME, flag_quantity
+
+        number = _BARE.fullmatch(text) is not None
+        try:
+            return flag_quantity(
+                f"{text} {self._bare}" if number and self._bare else text, TIME, flag, self._example, zero=self._zero
+            )
+        except ConfigError as error:
+            error.got = repr(text)
+            if number and not self._bare:
+                low, mid, high = ("us", "ms", "s") if self._example.endswith(("us", "ms")) else ("s", "min", "h")
+                error.hint = f"write {text} {low}, {text} {mid} or {text} {high}"
+            raise
+
+
+class TimeList(click.ParamType):  # type: ignore[type-arg]
+    """Lengths of time, separated by commas, as seconds: ``6 ms,12 ms``.
+
+    Args:
+        example: As for :class:`Time`.
+        bare: As for :class:`Time`.
+    """
+
+    name = "times"
+
+    def __init__(self, example: str, *, bare: str) -> None:
+        self._one = Time(example, bare=bare)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The word of one time, and that there may be more."""
+        return "TIME,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """The times in seconds.
+
+        Raises:
+            ConfigError: One of them is no time above 0.
+        """
+        return tuple(self._one.convert(one, param, ctx) for one in str(value).split(","))
+
+
+_BARE = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+"""A number without a unit."""
 cluster_option = click.option("--cluster", metavar="NAME", help="Which of the site's clusters, where it lists several.")
 """``--cluster NAME``: one of the site's clusters."""
 html_option = click.option(

@@ -12,7 +12,7 @@ import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli.native_output import without_solver_lines
-from joulery.ui.cli.options import KeyList, NearChoice, option
+from joulery.ui.cli.options import KeyList, NearChoice, Time, option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,7 +86,7 @@ _NOT_WITH_ENVELOPE = (
 )
 @click.option("--at", metavar="LOAD[,PRICE]", help="With --envelope FILE: a ratio of the rates, and USD/kg (or /kWh).")
 @click.option("--as-kept", is_flag=True, help="With --at: never plan again, however little the envelope knows there.")
-@click.option("--limit", metavar="T", help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
+@click.option("--limit", type=Time("20 min"), help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")
 @click.option("--slo-prices", is_flag=True, help="For joint: what longer SLOs would save, by plans made again.")
@@ -116,7 +116,7 @@ def command(
     envelope: str | None,
     at: str | None,
     as_kept: bool,
-    limit: str | None,
+    limit: float | None,
     explain: bool,
     slo_prices: bool,
     out: Path | None,
@@ -211,7 +211,6 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
     """
     from joulery.app.planning.envelope import LIMIT_S, look_up, point_of, site_envelope
     from joulery.app.planning.envelope_files import envelope_document
-    from joulery.config.parsing.quantity import TIME, flag_quantity
     from joulery.store.plan_documents import document_of
     from joulery.ui.reports.plan.envelope_view import envelope_page, envelope_view, found_view
 
@@ -235,7 +234,7 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
     if at is not None or given["as_kept"]:
         flag = "--as-kept" if at is None else "--at"
         raise ConfigError(f"{flag} looks up an envelope that is made already", pointer=flag, hint="--envelope FILE")
-    limit_s = LIMIT_S if limit is None else flag_quantity(limit, TIME, "--limit")
+    limit_s = LIMIT_S if limit is None else limit
     with without_solver_lines():
         made = site_envelope(site, g_per_kwh, limit_s=limit_s, progress=_progress)
     _keep(document := envelope_document(made), out)

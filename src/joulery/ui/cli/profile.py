@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.options import Time, option
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -63,7 +64,9 @@ if TYPE_CHECKING:
 @click.option("--model", metavar="ID", help="With --from: id of the model, where the file names it otherwise.")
 @click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
 @click.option("--run", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often.")
-@click.option("--latency", metavar="TIME", help="With --clocks: its latency at full clock, such as 51 ms.")
+@click.option(
+    "--latency", "latency_s", type=Time("51 ms"), help="With --clocks: its latency at full clock, such as 51 ms."
+)
 @click.option(
     "--dim", "dimensions", multiple=True, metavar="NAME=N", help="With --clocks: a symbolic size. Repeatable."
 )
@@ -75,11 +78,24 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="With --clocks: write a page.")
 @click.option("--mps", metavar="GPU", help="Profile NAME=MODEL on this GPU under MPS: index or UUID.")
 @click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="With --mps: one request, as arrays.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=2.0, help="With --mps: per run (2).")
+@click.option(
+    "--seconds",
+    type=Time("2 s", bare="s"),
+    default=2.0,
+    help="With --mps: time of each run; a plain number is seconds (2).",
+)
 @click.option("--kernels", type=click.IntRange(0), default=0, help="With --mps: kernels of one inference, if known.")
 @click.option("--ncu/--no-ncu", default=True, help="With --mps: count with Nsight Compute, where installed (yes).")
-@click.option("--launch", metavar="TIME", help="With --mps: launch delay of all of them, such as 32 us.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="File to write the profile to.")
+@click.option(
+    "--launch", "launch_s", type=Time("32 us"), help="With --mps: launch delay of all of them, such as 32 us."
+)
+@option(
+    *("-o", "--out", "output"),
+    old="--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the profile to this file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
 def command(what: str | None, file: Path | None, output: Path | None, as_json: bool, **flags: Any) -> None:
     """Measure latency, CPU time and joules of the variants of a service, or of one variant, and write a profile.
@@ -126,7 +142,7 @@ def command(what: str | None, file: Path | None, output: Path | None, as_json: b
             _on_slices(what, file, flags, output, as_json)
 
 
-_CLOCK_FLAGS = ("gpu", "device", "run", "latency", "dimensions", "decode", "steps", "scores", "page")
+_CLOCK_FLAGS = ("gpu", "device", "run", "latency_s", "dimensions", "decode", "steps", "scores", "page")
 """Parameters that only --clocks knows."""
 
 
@@ -134,7 +150,7 @@ def _under_mps(what: str | None, flags: Mapping[str, Any], output: Path | None, 
     """Profile a model on a GPU of this machine, in processes with shares of its SMs."""
     from joulery.app.profiling.mps import MpsRequest, profile_mps
 
-    names = ("mps", "inputs", "seconds", "warmup", "kernels", "launch", "ncu", "base")
+    names = ("mps", "inputs", "seconds", "warmup", "kernels", "launch_s", "ncu", "base")
     request = MpsRequest(what, *(flags[name] for name in names))
     with _progress("profiling", quiet=as_json) as progress:
         profile = profile_mps(request, progress, lambda said: click.echo(said, err=True))
@@ -243,7 +259,7 @@ def _none_of(options: Mapping[str, Any]) -> None:
     """Raise at the first option that only --clocks knows."""
     for name, value in options.items():
         if value:
-            flag = "--" + {"dimensions": "dim", "page": "html"}.get(name, name)
+            flag = "--" + {"dimensions": "dim", "page": "html", "latency_s": "latency"}.get(name, name)
             raise ConfigError(f"{flag} belongs to --clocks", pointer=flag, hint="add --clocks")
 
 

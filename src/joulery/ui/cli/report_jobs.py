@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from joulery.domain.errors import ConfigError
-from joulery.ui.cli.options import KeyList, Month, chosen_format, format_option, html_option
+from joulery.ui.cli.options import KeyList, Month, Time, chosen_format, format_option, html_option
 from joulery.ui.cli.report_sacct import FORMATS
 from joulery.ui.cli.statements import put_out, written_statement
 
@@ -24,7 +24,7 @@ BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month
 
 
 @click.command("report")
-@click.option("--since", metavar="TIME", help="Jobs that ended in the last 30d, 12h ..., or still run.")
+@click.option("--since", "since_s", type=Time("30d"), help="Jobs that ended in the last 30d, 12h ..., or still run.")
 @click.option("--month", type=Month(), metavar="YYYY-MM", help="Only what jobs used in this calendar month (UTC).")
 @click.option("--by", type=KeyList(BY), default="owner", help="Grouping keys of the table (owner); month splits jobs.")
 @click.option(
@@ -40,7 +40,7 @@ BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month
 @html_option
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def jobs_command(
-    since: str | None,
+    since_s: float | None,
     month: str | None,
     by: str,
     folders: tuple[Path, ...],
@@ -56,13 +56,12 @@ def jobs_command(
     joulery report --by account,owner --month 2026-11 --format markdown
     """
     from joulery.app.schedule import used_by
-    from joulery.config.parsing.quantity import TIME, flag_quantity
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
-    if since is None and month is None:
+    if since_s is None and month is None:
         raise ConfigError("which jobs?", pointer="--since", expected="--since 30d or --month 2026-11")
-    since_s = -math.inf if since is None else time.time() - flag_quantity(since, TIME, "--since")
-    uses, total = used_by(folders, by, since_s, month)
+    from_s = -math.inf if since_s is None else time.time() - since_s
+    uses, total = used_by(folders, by, from_s, month)
     names = tuple(by.split(","))
     if form == "json":
         rows = [use.as_dict() | _keys(use, names) for use in uses]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.domain.errors import ConfigError
-from joulery.ui.cli.options import KeyList, Month, carbon_flags, chosen_format, format_option, html_option, option
+from joulery.ui.cli.options import KeyList, Month, Time, carbon_flags, chosen_format, format_option, html_option, option
 from joulery.ui.cli.statements import put_out, written_statement
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class ReportOrSacct(click.Command):
     required=True,
     help="Output of sacct -P, with header; - for standard input.",
 )
-@click.option("--since", metavar="TIME", help="Only what ran in the last 30d, 12h ...; everything unless given.")
+@click.option(
+    "--since", "since_s", type=Time("30d"), help="Only what ran in the last 30d, 12h ...; everything unless given."
+)
 @click.option("--by", type=KeyList(BY), default="owner", help="Grouping keys of the table (owner); month splits jobs.")
 @click.option("--month", type=Month(), metavar="YYYY-MM", help="Only what jobs used in this calendar month.")
 @click.option("--gpu-power", metavar="W", help='Power of a GPU while a job holds it, such as "250 W".')
@@ -83,7 +85,7 @@ class ReportOrSacct(click.Command):
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of standard output.")
 def sacct_command(
     file: Path,
-    since: str | None,
+    since_s: float | None,
     by: str,
     month: str | None,
     gpu_power: str | None,
@@ -118,14 +120,13 @@ def sacct_command(
     joulery report --from-sacct jobs.txt --gpu-power "250 W" --by account,owner --month 2026-11 --format markdown
     """
     from joulery.app.past_jobs import PastJobsRequest, WhatIf, report_past
-    from joulery.config.parsing.quantity import TIME, flag_quantity
 
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
     if what_if is not None and form not in ("text", "json"):
         raise ConfigError("--what-if goes with text and json", pointer="--what-if", got=form)
     wanted = PastJobsRequest(
         file=Path("/dev/stdin") if str(file) == "-" else file,
-        since_s=None if since is None else flag_quantity(since, TIME, "--since"),
+        since_s=since_s,
         by=by,
         gpu_w=_watts(gpu_power, "--gpu-power"),
         cpu_w=_watts(cpu_power, "--cpu-power") or 0.0,

@@ -11,6 +11,7 @@ import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
+from joulery.ui.cli.options import Time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,12 +65,16 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline",
     "deadline_s",
-    type=click.FloatRange(0, min_open=True),
+    type=Time("30 s", bare="s"),
     default=30.0,
-    help="Seconds for an answer (30).",
+    help="Time for an answer; a plain number is seconds (30).",
 )
 @click.option(
-    "--drain", "drain_s", type=click.FloatRange(0), default=10.0, help="Seconds a stop waits for requests (10)."
+    "--drain",
+    "drain_s",
+    type=Time("10 s", bare="s", zero=True),
+    default=10.0,
+    help="How long a stop waits for requests; a plain number is seconds (10).",
 )
 @click.option(
     "--plan",

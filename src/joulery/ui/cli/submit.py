@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from joulery.domain.errors import ConfigError
+from joulery.ui.cli.options import Time
 from joulery.user import user_name
 
 
@@ -20,13 +21,11 @@ def _deadline_s(text: str, now_s: float) -> float:
     Raises:
         ConfigError: It is neither, or it is over.
     """
-    from joulery.config.parsing.quantity import TIME, flag_quantity
-
     try:
         deadline_s = datetime.fromisoformat(text).timestamp()
     except ValueError:
         try:
-            deadline_s = now_s + flag_quantity(text, TIME, "--by")
+            deadline_s = now_s + Time("24h").seconds(text, "--by")
         except ConfigError as error:
             expected = "a moment such as 2026-11-27T18:00, or a time from now such as 24h"
             raise ConfigError(error.message, pointer="--by", got=text, expected=expected, hint=error.hint) from None
@@ -44,7 +43,7 @@ def _deadline_s(text: str, now_s: float) -> float:
 @click.option("--no-stop", is_flag=True, help="Never stop the job once it runs: it cannot save its state.")
 @click.option("--by", metavar="WHEN", help="Needed at the latest: 2026-11-27T18:00, or a time from now such as 24h.")
 @click.option(
-    "--time", "limit", metavar="T", help="Longest time it runs, such as 6h: with --by it may wait until then."
+    "--time", "limit_s", type=Time("6h"), help="Longest time it runs, such as 6h: with --by it may wait until then."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD...")
@@ -56,7 +55,7 @@ def command(
     most: int | None,
     no_stop: bool,
     by: str | None,
-    limit: str | None,
+    limit_s: float | None,
     as_json: bool,
     cmd: tuple[str, ...],
 ) -> None:
@@ -69,7 +68,7 @@ def command(
     """
     from joulery.app.schedule import submit_job
     from joulery.config import load
-    from joulery.config.parsing.quantity import TIME, flag_quantity
+    from joulery.domain.format import duration
     from joulery.store.files import readable
 
     most = least if most is None else most
@@ -82,11 +81,12 @@ def command(
         "name": readable(name or Path(cmd[0]).name),
         "owner": readable(owner or user_name()),
     }
-    limit_s = None if limit is None else flag_quantity(limit, TIME, "--time")
     now_s = time.time()
     deadline_s = None if by is None else _deadline_s(by, now_s)
     if deadline_s is not None and limit_s is not None and limit_s > deadline_s - now_s:
-        click.echo(f"joulery: --time {limit} is longer than until --by {by}: the job may end too late", err=True)
+        click.echo(
+            f"joulery: --time {duration(limit_s)} is longer than until --by {by}: the job may end too late", err=True
+        )
     times = {"deadline_s": deadline_s, "limit_s": limit_s}
     number = submit_job(load(site), job, least, most, stoppable=not no_stop, **times)
     click.echo(json.dumps({"job": number}) if as_json else f"job {number}")

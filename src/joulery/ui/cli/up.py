@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
+from joulery.ui.cli.options import Time
 
 if TYPE_CHECKING:
     from joulery.app.serving.up import Options
@@ -24,7 +25,10 @@ INTERRUPTED = 130
 @click.command("up")
 @click.argument("file", metavar="SITE", type=click.Path(path_type=Path))
 @click.option(
-    "--duration", metavar="S", help="Run this long, such as 30 or 30 s; a replayed day of the grid is fitted into it."
+    "--duration",
+    "duration_s",
+    type=Time("30 s", bare="s"),
+    help="Run this long; a plain number is seconds. A replayed day of the grid is fitted into it.",
 )
 @click.option("--stay", is_flag=True, help="Go on serving when the load has ended, until Ctrl-C.")
 @click.option(
@@ -43,7 +47,7 @@ INTERRUPTED = 130
 @click.option("--reprofile", is_flag=True, help="Profile again even where a profile is kept.")
 def command(
     file: Path,
-    duration: str | None,
+    duration_s: float | None,
     stay: bool,
     out: Path | None,
     json_out: Path | None,
@@ -63,8 +67,7 @@ def command(
     from joulery.ui.reports.up_screen import Silent
 
     site = listening(load(file), listen)
-    seconds = None if duration is None else _seconds(duration)
-    options = Options(site, seconds, stay, out, reprofile, tuple(sys.argv), file=file, plan=plan)
+    options = Options(site, duration_s, stay, out, reprofile, tuple(sys.argv), file=file, plan=plan)
     report = run(options, Silent() if as_json else None)
     if report is None:
         click.echo("interrupted before anything was served", err=True)
@@ -165,24 +168,3 @@ def listening(site: Any, listen: str | None) -> Any:
         first = error.errors(include_url=False)[0]
         expected = first.get("ctx", {}).get("expected")
         raise ConfigError(str(first["msg"]), pointer="--listen", got=listen, expected=expected) from error
-
-
-def _seconds(text: str) -> float:
-    """``30``, ``30 s`` or ``2 min``."""
-    from pydantic_core import PydanticCustomError
-
-    from joulery.config.parsing.quantity import TIME, parse_quantity
-    from joulery.domain.errors import ConfigError
-
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parse_quantity(text, TIME)
-        except PydanticCustomError as error:
-            raise ConfigError(
-                error.message(), pointer="--duration", got=text, expected="such as 30 s", hint=""
-            ) from None
-    if not 0 < seconds < float("inf"):
-        raise ConfigError("a duration must be positive", pointer="--duration", got=text, expected="such as 30 s")
-    return seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from joulery.ui.cli.options import carbon_flags
+from joulery.ui.cli.options import Time, carbon_flags
 
 if TYPE_CHECKING:
     from joulery.app.planning.start_time import StartTime
@@ -20,30 +20,42 @@ LONGEST_S = 30 * 86_400.0
 
 
 @click.command("when")
-@click.option("--duration", required=True, metavar="TIME", help="Length of the job, such as 4 h.")
-@click.option("--within", default="24 h", metavar="TIME", help="The job must have ended after this time (24 h).")
+@click.option("--duration", "duration_s", required=True, type=Time("4 h"), help="Length of the job, such as 4 h.")
+@click.option(
+    "--within",
+    "within_s",
+    type=Time("24 h"),
+    default=86_400.0,
+    help="The job ends within this time from its earliest start (24 h).",
+)
 @click.option("--power", metavar="WATTS", help="Power of the job, such as 300 W: shows its grams, too.")
-@click.option("--at", "at", metavar="TIME", help="Start no earlier than this moment (now).")
+@click.option("--at", "at", metavar="WHEN", help="Start no earlier than this moment (now).")
 @carbon_flags
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(duration: str, within: str, power: str | None, at: str | None, as_json: bool, **flags: str | None) -> None:
+def command(
+    duration_s: float, within_s: float, power: str | None, at: str | None, as_json: bool, **flags: str | None
+) -> None:
     """Find when to start a job so that it causes the least carbon, by the forecast of --zone or --carbon.
 
     Prints the start, what waiting saves, and the line for sbatch. Nothing is submitted.
     """
     from joulery.app.measuring import moment_s
     from joulery.app.planning.start_time import open_carbon, when_to_start
-    from joulery.config.parsing.quantity import POWER, TIME, flag_quantity
+    from joulery.config.parsing.quantity import POWER, flag_quantity
     from joulery.domain.errors import ConfigError
+    from joulery.domain.format import duration
 
-    duration_s = flag_quantity(duration, TIME, "--duration")
-    within_s = flag_quantity(within, TIME, "--within")
     power_w = None if power is None else flag_quantity(power, POWER, "--power")
     if within_s > LONGEST_S:
-        raise ConfigError("is too long for any forecast", pointer="--within", got=within, expected="at most 30 d")
-    if not 0 < duration_s <= within_s:
         raise ConfigError(
-            "does not fit into --within", pointer="--duration", got=duration, expected=f"at most {within}"
+            "is too long for any forecast", pointer="--within", got=duration(within_s), expected="at most 30 d"
+        )
+    if duration_s > within_s:
+        raise ConfigError(
+            "does not fit into --within",
+            pointer="--duration",
+            got=duration(duration_s),
+            expected=f"at most {duration(within_s)}",
         )
     source = open_carbon({name: value for name, value in flags.items() if value is not None})
     if source is None:

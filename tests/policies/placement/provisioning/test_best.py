@@ -267,6 +267,9 @@ def test_an_unknown_policy_is_named_with_those_there_are():
     with pytest.raises(ConfigError, match="no such provisioning policy") as caught:
         provision("magic", app12(), [V100])
     assert "best, igniter, ffd" in caught.value.expected
+    with pytest.raises(ConfigError, match="no such provisioning policy") as caught:
+        provision("gpulet", app12(), [V100])
+    assert "gpulets" in caught.value.hint
 
 
 def test_nothing_to_serve_costs_nothing():

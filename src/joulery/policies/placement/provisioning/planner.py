@@ -8,6 +8,7 @@ and searches that miss nothing to raise the bound until it meets the plan. Many 
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -181,7 +182,13 @@ def _one_type(
 
 def _check(policy: str, workloads: Sequence[Workload], types: Sequence[GpuType]) -> None:
     if policy not in POLICIES:
-        raise ConfigError("no such provisioning policy", got=policy, expected=", ".join(POLICIES))
+        near = difflib.get_close_matches(policy, POLICIES, n=1)
+        raise ConfigError(
+            "no such provisioning policy",
+            got=policy,
+            expected=", ".join(POLICIES),
+            hint=f"did you mean {near[0]}?" if near else "",
+        )
     if not types:
         raise ConfigError("the fleet has no GPU type", expected="at least one", hint="add one under fleet.gpus")
     names = [workload.id for workload in workloads]
