@@ -8,7 +8,7 @@ MACHINE = {
     "no IPv6": r"this machine has no IPv6",
     "no tmpfs": r"no tmpfs here",
     "one core": r"neighbours need two cores",
-    "no CPU quota": r"control group|cgroup|may not be written",
+    "no CPU quota": r"control group|cgroup|may not be written|offers no CPU quota",
     "no Triton": r"no Triton (here|for Python)",
     "no TensorFlow": r"TensorFlow is not installed",
     "no data set": r"the data set is not here",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,30 @@ async def eventually(condition: Callable[[], T], what: str = "the condition", pa
     return value
 
 
+class Stretch:
+    """The time that a block takes, on this machine's monotonic clock.
+
+    A duration that a program reports is no shorter than a block within it, and no longer than one around it.
+    """
+
+    def __enter__(self) -> "Stretch":
+        self._start_s = self._end_s = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_s = time.monotonic()
+
+    @property
+    def s(self) -> float:
+        """Its length."""
+        return self._end_s - self._start_s
+
+
+def recorded_s(run: Path) -> float:
+    """Time from the first to the last reading, as far as the sampler of a run has written them, s."""
+    return max(map(_stretch_s, (run / SAMPLES).glob(f"*{SUFFIX}")), default=0.0)
+
+
 def ended(pid: int) -> bool:
     """True when a process is gone, or only waits for its parent to read its exit code."""
     try:
@@ -63,5 +88,18 @@ def sampled(run: Path) -> None:
 
 
 def _readings(path: Path) -> int:
+    return len(_stamps_ns(path))
+
+
+def _stretch_s(path: Path) -> float:
+    stamps = _stamps_ns(path)
+    return (stamps[-1] - stamps[0]) / 1e9 if stamps else 0.0
+
+
+def _stamps_ns(path: Path) -> list[int]:
+    """The stamp of each whole record of a file (:mod:`joulery.store.run.samples`)."""
     header, _, records = path.read_bytes().partition(b"\n")
-    return len(records) // (8 * (1 + len(json.loads(header)["columns"]))) if records else 0
+    if not records:
+        return []
+    size = 8 * (1 + len(json.loads(header)["columns"]))
+    return [struct.unpack_from("<q", records, at)[0] for at in range(0, len(records) - size + 1, size)]

@@ -172,7 +172,7 @@ def test_what_accounting_hands_out_cannot_be_changed(noun: Any) -> None:
     name = dataclasses.fields(noun)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(noun, name, None)
-    assert noun == noun and hash(noun)
+    assert {noun: name}[noun] == name, "compared by what they are, not by arrays, which have no hash"
     assert not hasattr(noun, "__dict__")
 
 

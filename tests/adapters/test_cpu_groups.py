@@ -10,6 +10,7 @@ from joulery.adapters.cgroups import ROOT, CpuGroups, GroupFiles
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.service import Slice, SliceKind
 from tests.adapters.engines.embedded.fake_cgroups import FakeGroups
+from tests.skips import allowed_as
 from tests.waiting import wait_until
 
 
@@ -105,6 +106,7 @@ def test_without_permission_nothing_is_left_behind(tmp_path: Path, deny: str) ->
         groups.add("r0", 4242, cpu(1, 0.5))
     assert "root" in (caught.value.hint or "") and "whole cores" in (caught.value.hint or "")
     assert deny in (caught.value.resource or "")
+    assert allowed_as(str(caught.value), ci=True) == "no CPU quota", "a test that skips by it is counted"
     assert [path for path in (tmp_path / "cpu").iterdir() if path.is_dir()] == []
 
 
@@ -130,8 +132,9 @@ def test_a_share_the_kernel_cannot_give_is_refused(tmp_path: Path) -> None:
 def test_a_machine_without_the_controller_says_so(tmp_path: Path, controllers: str | None) -> None:
     if controllers:
         (tmp_path / "cgroup.controllers").write_text(controllers)
-    with pytest.raises(CapabilityError, match="offers no CPU quota"):
+    with pytest.raises(CapabilityError, match="offers no CPU quota") as caught:
         CpuGroups.find(tmp_path, tmp_path / "self")
+    assert allowed_as(str(caught.value), ci=True) == "no CPU quota"
 
 
 def test_a_quota_of_a_quarter_core_holds_on_this_machine() -> None:

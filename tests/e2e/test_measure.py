@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from joulery.store.run.directory import open_run
-from tests.waiting import sampled, wait_until
+from tests.waiting import Stretch, recorded_s, sampled, wait_until
 
 pytestmark = pytest.mark.e2e
 
 JOULERY = [sys.executable, "-m", "joulery"]
 MEASURE = [*JOULERY, "measure"]
+CLOCKED = "import time\nstart_s = time.monotonic()\n{}open('took_s', 'w').write(repr(time.monotonic() - start_s))\n"
+"""A program that writes how long it took on its own clock."""
 BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 CONTRACT = ["energy_j", "carbon_g", "idle_j", "unattributed_j", "duration_s", "coverage_ratio", "quality", "parts"]
 
@@ -70,10 +72,11 @@ def test_the_contract_for_scripts(tmp_path: Path) -> None:
         for h in range(-2, 4)
     )
     (tmp_path / "carbon.csv").write_text(f"timestamp_utc,ci_lifecycle,ci_direct\n{rows}\n")
-    done = measure(
-        tmp_path, "--out", "run", "--carbon", "carbon.csv", "--column", "ci_direct", "--owner", "nlp", "--",
-        sys.executable, "-c", BURN.format(0.5),
-    )  # fmt: skip
+    with Stretch() as around:
+        done = measure(
+            tmp_path, "--out", "run", "--carbon", "carbon.csv", "--column", "ci_direct", "--owner", "nlp", "--",
+            sys.executable, "-c", CLOCKED.format(BURN.format(0.5)),
+        )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "")
     fields = report(tmp_path / "run")
     assert list(fields)[:8] == CONTRACT
@@ -83,7 +86,7 @@ def test_the_contract_for_scripts(tmp_path: Path) -> None:
     assert fields["energy_j"] > 0
     assert fields["carbon_g"] == pytest.approx(fields["energy_j"] * 360 / 3.6e6, rel=1e-6)
     assert fields["coverage_ratio"] == pytest.approx(1.0, abs=0.01)
-    assert fields["duration_s"] > 0.45
+    assert float((tmp_path / "took_s").read_text()) <= fields["duration_s"] <= around.s
     run = open_run(tmp_path / "run")
     assert run.report is not None
     assert list(run.report)[:8] == CONTRACT
@@ -250,14 +253,15 @@ def running(tmp_path: Path) -> Iterator[list[Running]]:
 def test_ctrl_c_ends_the_command_and_still_gives_its_footprint(running: list[Running], tmp_path: Path) -> None:
     run = Running(tmp_path)
     running.append(run)
-    time.sleep(0.3)
+    with Stretch() as before:
+        sampled(tmp_path / "run")
     os.killpg(run.process.pid, signal.SIGINT)
     stderr = run.end()
     assert run.process.returncode == 130
     assert "energy" in stderr
     assert "Traceback" not in stderr
     assert gone(run.sampler)
-    assert report(tmp_path / "run")["duration_s"] > 0.25
+    assert report(tmp_path / "run")["duration_s"] >= before.s
 
 
 @pytest.mark.parametrize("after_s", [0.02, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9])
@@ -297,14 +301,15 @@ def test_a_killed_measuring_process_leaves_no_sampler_no_group_and_a_readable_ru
 ) -> None:
     run = Running(tmp_path, "--meter", "fake:80", command=f'echo ready; exec {sys.executable} -c "{BURN.format(30)}"')
     running.append(run)
-    time.sleep(1.0)
+    wait_until(lambda: recorded_s(tmp_path / "run") > 0.5, "half a second of readings")
+    before_s = recorded_s(tmp_path / "run")
     run.process.kill()
     run.process.wait()
     assert gone(run.sampler)
     assert not {group for group in groups() if group.name == f"joulery-{run.process.pid}"}
     assert not open_run(tmp_path / "run").closed
     fields = report(tmp_path / "run")
-    assert fields["duration_s"] > 0.7
+    assert fields["duration_s"] >= before_s
     assert fields["energy_j"] > 0
     assert any("killed" in note for note in fields["notes"])
 
@@ -350,18 +355,23 @@ def test_a_disk_that_fills_up_during_the_run(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"no tmpfs here: {mounted.stderr.decode().strip()}")
     try:
-        fill = f"sleep 0.3; cat /dev/zero > {tmp_path}/filler 2>/dev/null; sleep 0.5; exit 6"
-        done = subprocess.run(
-            [*MEASURE, "--out", str(tmp_path / "run"), "--", "sh", "-c", fill],
-            capture_output=True,
-            text=True,
+        fill = (
+            f"import os, time\nstart_s = time.monotonic()\ntime.sleep(0.3)\n"
+            f"os.system('cat /dev/zero > {tmp_path}/filler 2>/dev/null')\ntime.sleep(0.5)\n"
+            "print(time.monotonic() - start_s, flush=True)\nos._exit(6)\n"
         )
+        with Stretch() as around:
+            done = subprocess.run(
+                [*MEASURE, "--out", str(tmp_path / "run"), "--", sys.executable, "-c", fill],
+                capture_output=True,
+                text=True,
+            )
         assert done.returncode == 6
         assert "No space left on device" in done.stderr
         assert "Traceback" not in done.stderr
         assert "energy" in done.stderr
         (tmp_path / "filler").unlink()
-        assert report(tmp_path / "run")["duration_s"] > 0.7
+        assert float(done.stdout) <= report(tmp_path / "run")["duration_s"] <= around.s
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 

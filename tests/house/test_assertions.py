@@ -47,6 +47,35 @@ def test_a_test_that_states_nothing_is_found() -> None:
     assert facts(ast.parse("def test_it():\n    assert_all()")).states()
 
 
+def idle(nodes: Iterable[ast.AST]) -> list[int]:
+    """Lines of assertions with a part that decides nothing: an alternative which another one already asks for, as in
+    ``(rows and right(rows)) or rows``, or a value that equals itself."""
+    found = [node for node in nodes if isinstance(node, ast.Assert)]
+    return [node.lineno for node in found if any(map(_decides_nothing, ast.walk(node.test)))]
+
+
+def _decides_nothing(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+        same = ast.dump(node.left) == ast.dump(node.comparators[0])
+        return same and not any(isinstance(part, ast.Call) for part in ast.walk(node))
+    if not (isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)):
+        return False
+    names = [{part.id for part in ast.walk(each) if isinstance(part, ast.Name)} for each in node.values]
+    alone = [(at, each.id) for at, each in enumerate(node.values) if isinstance(each, ast.Name)]
+    return any(name in other for at, name in alone for index, other in enumerate(names) if index != at)
+
+
+def test_an_assertion_that_decides_nothing_is_found() -> None:
+    source = "assert (len(rows) > 10 and right(rows)) or rows\nassert noun == noun\nassert f() == f()\n"
+    source += "assert not a or a[0]\nassert a[0] != a[0]\n"
+    assert idle(ast.walk(ast.parse(source))) == [1, 2]
+
+
+def test_no_assertion_has_a_part_that_decides_nothing() -> None:
+    found = {str(path.relative_to(TESTS)): idle(nodes_of(path)) for path in files_in(TESTS)}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
 def test_every_test_states_something() -> None:
     found = [
         (path, function.name, facts(function)) for path in files_in(TESTS) for function in functions(nodes_of(path))

@@ -130,7 +130,7 @@ class CpuGroups:
             with suppress(OSError):  # the group may not exist yet; the error that counts is the first
                 self._files.remove(group)
             raise CapabilityError(
-                f"cannot limit a replica to {slice_}: {error.strerror}",
+                f"no control group can limit a replica to {slice_}: {error.strerror}",
                 resource=str(error.filename or group),
                 grant=DELEGATE if self.unified else None,
                 hint="" if self.unified else "run as root, or use whole cores",

@@ -13,7 +13,7 @@ curves = st.lists(st.floats(-3, 3), min_size=1, max_size=20)
 def test_an_isotonic_sequence_does_not_fall_and_keeps_the_mean(values):
     found = isotonic(np.array(values))
     assert np.all(np.diff(found) >= -1e-12)
-    assert np.mean(found) == np.float64(np.mean(values)) or abs(np.mean(found) - np.mean(values)) < 1e-9
+    assert abs(np.mean(found) - np.mean(values)) < 1e-9
 
 
 @given(curves)

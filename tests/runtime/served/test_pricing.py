@@ -106,7 +106,7 @@ def test_priced_requests_sum_to_seconds_times_watts(variants, large_w, small_w):
 
 
 def test_a_service_of_this_machine_has_no_prices():
-    assert prices_of({"small": HERE}, profile()) is NOTHING or not prices_of({"small": HERE}, profile())
+    assert not prices_of({"small": HERE}, profile())
     assert "upstream_j" not in summarise_run([served()], cost(), [None])
     requests = RequestColumns.of(HALF)
     assert NOTHING.columns(requests) is requests and NOTHING.predictor(PREDICTOR) is PREDICTOR

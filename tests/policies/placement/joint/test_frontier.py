@@ -2,12 +2,12 @@
 
 import itertools
 import math
-import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks._joint_envelope import points
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.plan_envelope import Envelope, EnvelopePlan, ErrorTable, PriceAxis
 from joulery.domain.gpu.provisioning import ProvisionPlan
@@ -43,16 +43,9 @@ def made(request):
     return asked, make_envelope(asked, AXIS, effort=EnvelopeEffort(loads=14))
 
 
-def points(envelope, count, seed=0):
-    rng = random.Random(seed)
-    low, high = math.log(envelope.prices[0]), math.log(envelope.prices[-1])
-    first, last = envelope.loads[0], envelope.loads[-1]
-    return [(math.exp(rng.uniform(low, high)), rng.uniform(first, last)) for _ in range(count)]
-
-
 def test_a_look_up_can_be_run_at_its_load_and_costs_what_it_says(made):
     asked, envelope = made
-    for price, load in points(envelope, 20):
+    for price, load in points(envelope, 0, 20):
         plan, cost = envelope.lookup(price, load)
         assert load <= plan.load * (1 + 1e-9)
         gpus = plan.at(load)
@@ -81,7 +74,7 @@ def check_plan(request, gpus):
 def test_it_is_never_below_a_bound_and_close_to_a_plan_made_afresh(made):
     asked, envelope = made
     narrow = [e for e in envelope.errors() if e.error_ratio > 0.01]
-    for price, load in points(envelope, 6, seed=1):
+    for price, load in points(envelope, 1, 6):
         fresh = plan_joint(at(asked, load, AXIS.objective(price))).certificate
         cost = envelope.lookup(price, load)[1]
         assert cost >= fresh.bound * (1 - 1e-9)
@@ -91,7 +84,7 @@ def test_it_is_never_below_a_bound_and_close_to_a_plan_made_afresh(made):
 
 def test_no_plan_made_afresh_is_below_what_a_look_up_says_of_its_regret(made):
     asked, envelope = made
-    for price, load in points(envelope, 8, seed=2):
+    for price, load in points(envelope, 2, 8):
         fresh = plan_joint(at(asked, load, AXIS.objective(price))).certificate.value
         cost, regret = envelope.lookup(price, load)[1], envelope.regret(price, load)
         assert 0 <= regret.known_ratio <= regret.proven_ratio
@@ -147,7 +140,7 @@ def test_plans_that_end_where_a_narrow_zone_begins_are_stretched_finely_once():
         coarse = next(each for each in before.plans if each.made_load == plan.made_load and each.price == plan.price)
         assert coarse.load < plan.load <= coarse.load * (1 + COARSE_RATIO) * (1 + 1e-9)
         check_plan(at(asked, plan.load, AXIS.objective(plan.price)), plan.gpus)
-    for price, load in points(before, 40):
+    for price, load in points(before, 0, 40):
         assert after.lookup(price, load)[1] <= before.lookup(price, load)[1] * (1 + 1e-12)
     for plan in grown:
         again = ErrorTable(np.array([0.5, plan.load, plan.load * 1.0005, 1.2]), ratios)
@@ -208,7 +201,7 @@ def test_no_plan_is_sought_at_a_price_where_none_can_be_better():
 def test_a_plan_made_again_is_no_worse_than_a_look_up_or_a_fresh_plan():
     asked = random_request(0)
     coarse = make_envelope(asked, AXIS, effort=EnvelopeEffort(first=2, loads=2))
-    for price, load in points(coarse, 2, seed=3):
+    for price, load in points(coarse, 3, 2):
         again = planned_again(asked, coarse, price, load).certificate
         assert again.value <= plan_joint(at(asked, load, AXIS.objective(price))).certificate.value * (1 + 1e-9)
         assert again.bound * (1 - 1e-9) <= coarse.lookup(price, load)[1]
