@@ -150,7 +150,7 @@ class Time(click.ParamType):  # type: ignore[type-arg]
         return self.seconds(str(value).strip(), flag)
 
     def seconds(self, text: str, flag: str) -> float:
-        """What a flag's text says, seconds.
+        """Seconds of a flag's text.
 
         Raises:
             ConfigError: As :meth:`convert`.
