@@ -17,6 +17,7 @@ from tests.e2e.test_up import Up, site  # noqa: F401 - a fixture
 from tests.e2e.test_up_gpus import on_gpu
 from tests.fakes.mps import gpu_machine
 from tests.fakes.nvml import gpu
+from tests.privileges import SETS_GPUS
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("up")]
@@ -54,6 +55,7 @@ def test_kill_9_while_a_core_is_empty_leaves_nothing(tmp_path, site):  # noqa: F
 
 
 @pytest.mark.slow
+@SETS_GPUS
 def test_a_gpu_that_is_left_empty_has_its_idle_clock_until_it_wakes(tmp_path, monkeypatch):
     name = "NVIDIA A100-SXM4-40GB"
     boards = (gpu(name, idle_w=50.0), gpu(name, 1, idle_w=50.0))

@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.slurm_jobs import Daemon
 from tests.fakes.nvml import STATE, NvmlFake, gpu
 from tests.fakes.powercap import limits, powercap_tree
+from tests.privileges import SETS_GPUS
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -72,7 +73,7 @@ def joulery(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, needs root")
+@SETS_GPUS
 def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(desk: NvmlFake, tmp_path: Path) -> None:
     job = int(json.loads(joulery("submit", "--json", "--", sys.executable, "job.py"))["job"])
     daemon = Daemon(tmp_path / "site.yaml", dict(os.environ))
@@ -90,7 +91,7 @@ def test_the_scheduler_of_a_machine_limits_its_jobs_and_gives_their_gpus_back(de
     wait_until(lambda: desk.boards[0]["limit_mw"] == 165_000, "the former limit after kill -9")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="setting a limit, even an invented one, needs root")
+@SETS_GPUS
 def test_the_agents_of_two_nodes_give_their_job_one_limit_and_one_that_is_killed_frees_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from joulery.store.run.directory import open_run
 from tests.e2e.test_up import NOT_LOST, Up
 from tests.fakes.mps import daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu
+from tests.privileges import SETS_GPUS
 from tests.runtime.site_files import toy_site
 from tests.waiting import wait_until
 
@@ -39,6 +40,7 @@ def on_gpu(folder: Path, device: str, mode: str = "act") -> Path:
     return toy_site(folder, duration="2 s", replay="2 s", changed=changed)
 
 
+@SETS_GPUS
 def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nvml: NvmlFake) -> None:
     shared = "{mode: mps, shares: [[60 %, 40 %]]}], clocks: [{device: nvidia}"
     with Up(on_gpu(tmp_path, shared), tmp_path, "--json") as up:
@@ -68,6 +70,7 @@ def test_a_service_on_shares_of_a_gpu_whose_clock_is_governed(tmp_path: Path, nv
     assert not list((tmp_path / "state/leases").glob("*.json"))
 
 
+@SETS_GPUS
 def test_the_power_of_a_gpu_is_limited_while_it_serves_and_given_back(tmp_path: Path, nvml: NvmlFake) -> None:
     limit = "device: nvidia, max_slowdown: 2, eta: 100 %, min: 90 %, trial: 1 s, settle: 50 ms, period: 100 ms"
     shared = f"{{mode: mps, shares: [[100 %]]}}], power_limits: [{{{limit}}}"

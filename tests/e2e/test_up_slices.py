@@ -16,6 +16,7 @@ from tests.e2e.test_up import Up
 from tests.e2e.test_up_joint import clocks_set
 from tests.fakes.mps import daemon, gpu_machine
 from tests.fakes.nvml import NvmlFake, gpu
+from tests.privileges import SETS_GPUS
 from tests.runtime.slice_files import sliced_service, sliced_site
 from tests.waiting import wait_until
 
@@ -29,6 +30,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlFake]:
         yield nvml
 
 
+@SETS_GPUS
 def test_slices_processes_clocks_and_shares_are_the_plans_and_are_given_back(tmp_path: Path, nvml: NvmlFake) -> None:
     site = sliced_site(tmp_path, sliced_service("one", 76, 60), sliced_service("two", 72, 30))
     with Up(site, tmp_path) as up:
@@ -58,6 +60,7 @@ def test_slices_processes_clocks_and_shares_are_the_plans_and_are_given_back(tmp
     assert decide_again(open_run(tmp_path / "run").log()).differences == ()
 
 
+@SETS_GPUS
 def test_a_session_that_is_killed_gives_slices_back(tmp_path: Path, nvml: NvmlFake) -> None:
     site = sliced_site(tmp_path, sliced_service("one", 76, 30, duration=60))
     with Up(site, tmp_path) as up:
