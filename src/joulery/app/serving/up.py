@@ -45,7 +45,7 @@ from joulery.domain.serving.timeline import Tick
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.served.finish import Finished, client_figures, finish
+from joulery.runtime.results.finish import Finished, client_figures, finish
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.governing import ClockController
 from joulery.runtime.serving.intensity import LiveIntensity

@@ -7,7 +7,7 @@
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
     await session.run()                           # controllers and ticks, until cancelled
     await session.stop()                          # drained, the last reading taken
-    finish(session, ...)                          # joulery.runtime.served.finish: account, compare, write
+    finish(session, ...)                          # joulery.runtime.results.finish: account, compare, write
 
 The gateway stands above and is handed what it needs; nothing here knows HTTP.
 """
