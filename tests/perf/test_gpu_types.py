@@ -4,7 +4,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.catalog import clock_models
-from joulery.perf.catalog.gpu_types import GPU_TYPES, gpu_facts
+from joulery.perf.gpu_types import GPU_TYPES, gpu_facts
 
 
 @pytest.mark.parametrize(

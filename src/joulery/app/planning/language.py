@@ -12,7 +12,7 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.language_plan import LanguagePlan, TokenSlo
 from joulery.perf.catalog import llm_runs
-from joulery.perf.catalog.gpu_types import gpu_facts
+from joulery.perf.gpu_types import gpu_facts
 from joulery.perf.llm.models import (
     LanguageModelFacts,
     estimated_facts,

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from joulery.domain.errors import ConfigError
 from joulery.domain.quality import Quality
-from joulery.perf.catalog import gpu_types
-from joulery.perf.catalog.gpu_types import GpuTypeFacts
+from joulery.perf import gpu_types
+from joulery.perf.gpu_types import GpuTypeFacts
 from joulery.perf.power.clock_curves import V100, ClockModel
 
 
