@@ -10,9 +10,9 @@ import pytest
 from scipy.optimize import LinearConstraint, milp
 
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.gpu_types import gpu_facts
 from joulery.domain.gpu.language_plan import TokenSlo
 from joulery.perf.catalog.llm_runs import published_runs
-from joulery.perf.gpu_types import gpu_facts
 from joulery.perf.llm.models import model_facts
 from joulery.perf.llm.predictor import LlmPredictor
 from joulery.policies.placement.language.candidates import ReplicaGroup, candidates, within
