@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ from joulery.adapters.clusters.slurm_records import SlurmRecord, parse_jobs
 from joulery.adapters.clusters.slurm_resubmit import resubmission
 from joulery.domain.cluster import Start
 from joulery.domain.errors import ActuationError
+from joulery.user import account_name
 from tests.adapters.clusters.fake_slurm import FakeSlurm
 
-MORE = {"user_name": "root", "current_working_directory": "/home/ada", "account": "lab", "time_limit": 90}
+MORE = {
+    "user_name": account_name(os.geteuid()),
+    "current_working_directory": "/home/ada",
+    "account": "lab",
+    "time_limit": 90,
+}
 
 
 class Cluster:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from joulery.adapters.meters.tree import ProcessTree
+from tests.waiting import wait_until
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -98,6 +99,63 @@ def test_a_child_that_was_waited_for_moves_to_its_parent_and_counts_once(proc: P
     assert ticks(seen) == (43,)
     assert seen.pids() == {2}
     seen.close()
+
+
+def test_a_child_that_ends_just_before_its_parent_counts_once(proc: Proc) -> None:
+    """As at the end of every script whose last command took time: both are gone at the next reading."""
+    proc.process(1, 0)
+    proc.process(2, 1, own=10)
+    proc.process(3, 2, own=30)
+    proc.process(4, 3, own=5)
+    seen = tree(proc)
+    assert ticks(seen) == (45,)
+    proc.process(1, 0, waited=46)
+    for pid in (2, 3, 4):
+        proc.end(pid)
+    assert ticks(seen) == (46,)
+    assert seen.pids() == frozenset()
+    seen.close()
+
+
+def test_orphans_that_end_together_keep_their_time(proc: Proc) -> None:
+    proc.process(1, 0)
+    proc.process(2, 1, own=10)
+    proc.process(3, 2, own=30)
+    seen = tree(proc)
+    assert ticks(seen) == (40,)
+    proc.process(2, 77, own=11)
+    assert ticks(seen) == (41,)
+    for pid in (2, 3):
+        proc.end(pid)
+    assert ticks(seen) == (41,), "init has waited for them, which is not in the tree"
+    assert ticks(seen) == (41,)
+    seen.close()
+
+
+def test_a_real_script_counts_its_last_command_once() -> None:
+    """The time that the kernel gives the script and its children, by another way."""
+    burn = "import time\nwhile time.process_time() < 0.3: pass\ninput()"
+    script = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
+    seen = ProcessTree(os.getpid(), include_root=False, exclude=(), sockets=(0,), socket_of_cpu={})
+    (before_s,), already_s = seen.read(), waited_s()
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+
+        def burnt() -> bool:
+            seen.discover()
+            return seen.read()[0] - before_s > 0.15
+
+        wait_until(burnt)
+        process.communicate(b"\n")
+    seen.discover()
+    (after_s,) = seen.read()
+    seen.close()
+    assert after_s - before_s == pytest.approx(waited_s() - already_s, abs=3 * TICK_S)
+
+
+def waited_s() -> float:
+    """CPU seconds of the children that this process has waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def test_a_child_that_came_and_went_between_two_readings_counts(proc: Proc) -> None:

@@ -84,10 +84,11 @@ class ProcessTree:
         """CPU seconds on each socket so far; never less than before."""
         total = self._lost_ticks
         moved = [0.0] * len(self._ticks)
-        for pid, process in list(self._known.items()):
+        ended: dict[int, _Process] = {}
+        for pid, process in self._known.items():
             stat = _stat(process.fd)
             if stat is None:
-                total += self._bury(pid, process)
+                ended[pid] = process
                 continue
             own = 0 if pid == self._root and not self._include_root else int(stat[_UTIME]) + int(stat[_STIME])
             if len(moved) > 1:
@@ -95,7 +96,7 @@ class ProcessTree:
             process.parent, process.own_ticks = int(stat[_PARENT]), own
             process.waited_ticks = int(stat[_CUTIME]) + int(stat[_CSTIME])
             total += own + process.waited_ticks
-        self._book(total, moved)
+        self._book(total + self._forget(ended), moved)
         return tuple(ticks * self._tick_s for ticks in self._ticks)
 
     def close(self) -> None:
@@ -111,14 +112,23 @@ class ProcessTree:
             return False
         return True
 
-    def _bury(self, pid: int, process: _Process) -> int:
-        """Forget a process that ended; its ticks, where no parent in the tree has waited for it."""
-        os.close(process.fd)
-        del self._known[pid]
-        if process.parent in self._known:
-            return 0
-        self._lost_ticks += process.own_ticks + process.waited_ticks
-        return process.own_ticks + process.waited_ticks
+    def _forget(self, ended: Mapping[int, _Process]) -> int:
+        """Forget processes that ended; the ticks of those that no parent in the tree has waited for.
+
+        A parent that ended in the same stretch has waited for its children before: its own parent has their time.
+        """
+        for pid, process in ended.items():
+            os.close(process.fd)
+            del self._known[pid]
+        ticks = 0
+        for process in ended.values():
+            parent = process.parent
+            while parent in ended:
+                parent = ended[parent].parent
+            if parent not in self._known:
+                ticks += process.own_ticks + process.waited_ticks
+        self._lost_ticks += ticks
+        return ticks
 
     def _locate(self, pid: int, process: _Process, stat: list[bytes], own: int, moved: list[float]) -> None:
         """Weigh the sockets by where the threads of a process ran last, each with its new ticks."""

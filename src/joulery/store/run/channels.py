@@ -1,4 +1,4 @@
-"""A channel as a JSON object. Imports nothing heavy, for the sampler's sake."""
+"""A channel as a JSON object. Imports as little as it can, for the sampler's sake."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.errors import DataError
-from joulery.domain.json_numbers import known_numbers
 from joulery.domain.quality import Quality
 
 
 def channel_to_dict(channel: Channel) -> dict[str, Any]:
     """The fields of a channel; what is not known (NaN) is null."""
-    return {key: known_numbers(value) for key, value in channel._asdict().items()}
+    return {
+        key: None if isinstance(value, float) and math.isnan(value) else value
+        for key, value in channel._asdict().items()
+    }
 
 
 def channel_from_dict(value: Mapping[str, Any]) -> Channel:
