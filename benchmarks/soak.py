@@ -20,7 +20,7 @@ from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo
 from joulery.runtime.results.finish import write_requests
 from joulery.runtime.results.summary import ServedService, Totals
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Pace, ServingSession
 from joulery.runtime.session.history import SessionHistory

@@ -12,7 +12,7 @@ from joulery.domain.gpu.gpu_types import GpuTypeFacts, gpu_facts
 from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.quality import Quality
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceTable
 from joulery.store.columns import CsvRow, read_rows
 from joulery.tabular import csv_header
 

@@ -28,7 +28,7 @@ from joulery.runtime.measuring.terms import Span, Terms
 from joulery.runtime.results.measured_baseline import PeriodEnergy, period_energy
 from joulery.runtime.results.pricing import prices_of
 from joulery.runtime.results.summary import RunCost, ServedService, compared, summarise_run, with_baseline
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
 from joulery.runtime.session.requests import RequestColumns, series_columns

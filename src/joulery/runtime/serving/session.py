@@ -35,8 +35,8 @@ from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.limiting import PowerLimitController
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.nodes.ledger import NodeLedger
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker
