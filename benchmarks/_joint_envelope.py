@@ -13,7 +13,7 @@ from joulery.app.planning.envelope import SURE_RATIO
 from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis
 from joulery.policies.placement.joint.day import with_rates
 from joulery.policies.placement.joint.frontier import make_envelope, planned_again
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 
 AXIS = PriceAxis("carbon", g_per_kwh=300.0)

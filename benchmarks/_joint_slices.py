@@ -17,7 +17,7 @@ from joulery.config import load
 from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.compare import comparisons
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.sim.placement.plan_judge import judge_plan
 

@@ -20,7 +20,7 @@ from joulery.domain.serving.service import Slo
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, problem_of
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Rules
@@ -258,7 +258,7 @@ def run() -> Result:
     plan = _first(checks)
     _floors(checks)
     _simulated(checks, plan)
-    limits = "held by tests/perf/test_instances.py and tests/perf/test_slices.py"
+    limits = "held by tests/perf/test_instances.py and tests/perf/test_slice_table.py"
     checks.add("6", "old models are the predictor's limits", None, limits)
     notes = _slices(checks)
     _brute_force(checks)

@@ -14,7 +14,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.day import LoadPeriod, plan_day, with_rates
 from joulery.policies.placement.joint.following.warm import replan
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 
 MOVES = 28

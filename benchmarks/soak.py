@@ -18,9 +18,9 @@ from joulery.config.site import Site
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slo
-from joulery.runtime.served.finish import write_requests
-from joulery.runtime.served.summary import ServedService, Totals
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.results.finish import write_requests
+from joulery.runtime.results.summary import ServedService, Totals
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 from joulery.runtime.serving.session import Pace, ServingSession
 from joulery.runtime.session.history import SessionHistory

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from joulery.app.callbacks.huggingface import HuggingFaceCallback as HuggingFaceCallback
     from joulery.app.callbacks.lightning import LightningCallback as LightningCallback
     from joulery.app.callbacks.training_meter import TrainingJobMeter as TrainingJobMeter
-    from joulery.app.functions import account as account
-    from joulery.app.functions import plan as plan
-    from joulery.app.functions import report as report
-    from joulery.app.functions import simulate as simulate
     from joulery.app.measuring import measure as measure
     from joulery.app.measuring import measured as measured
     from joulery.app.measuring import trace as trace
+    from joulery.app.python_api import account as account
+    from joulery.app.python_api import plan as plan
+    from joulery.app.python_api import report as report
+    from joulery.app.python_api import simulate as simulate
     from joulery.app.windows import Meter as Meter
     from joulery.config import Site as Site
     from joulery.config import load as load
@@ -46,13 +46,13 @@ _EXPORTS: dict[str, str] = {
     "Site": "joulery.config",
     "Quality": "joulery.domain.quality",
     "Step": "joulery.domain.decisions",
-    "account": "joulery.app.functions",
+    "account": "joulery.app.python_api",
     "load": "joulery.config",
     "measure": "joulery.app.measuring",
     "measured": "joulery.app.measuring",
-    "plan": "joulery.app.functions",
-    "report": "joulery.app.functions",
-    "simulate": "joulery.app.functions",
+    "plan": "joulery.app.python_api",
+    "report": "joulery.app.python_api",
+    "simulate": "joulery.app.python_api",
     "trace": "joulery.app.measuring",
 }
 

@@ -11,7 +11,7 @@ from scripts.metrics_page import QUERIES
 
 from joulery.domain.energy.workload import ModelCounters, NodeWorkload
 from joulery.gateway.exporter.collector import ExporterMetrics
-from joulery.runtime.exporting.intensity import IntensityFeed
+from joulery.runtime.exporting.intensity_feed import IntensityFeed
 from tests.deploy.test_files import DEPLOY, expressions
 from tests.fakes.engine_pages import Page, shown
 from tests.runtime.exporting.nodes import START_S, Node, StatedEngine

@@ -20,7 +20,7 @@ import pytest
 from joulery.adapters.engines.embedded.engine import LocalEngine
 from joulery.domain.serving.engine import Outcome
 from joulery.runtime.load import LoadPlan, read_outcomes, start
-from joulery.runtime.load.plan import encode
+from joulery.runtime.load.load_plan import encode
 from joulery.runtime.load.sender import Sender
 from tests.adapters.engines.support import alive, toy
 from tests.gateway.support import serving

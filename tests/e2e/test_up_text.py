@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from joulery.app.runs.replay import decide_again
-from joulery.runtime.load.plan import PROMPTS
+from joulery.runtime.load.load_plan import PROMPTS
 from joulery.store.run.directory import open_run
 from tests.adapters.engines.remote.openai_server import FakeServer, running
 from tests.e2e.test_up import Up

@@ -16,7 +16,7 @@ from joulery.gateway.exporter.families import EXPORT_METRICS
 from joulery.gateway.exporter.http import MetricsServer
 from joulery.gateway.exporter.otlp import otlp_body
 from joulery.gateway.metrics import METRICS
-from joulery.runtime.exporting.intensity import IntensityFeed
+from joulery.runtime.exporting.intensity_feed import IntensityFeed
 from tests.runtime.exporting.nodes import START_S, Node, StatedEngine
 from tests.runtime.exporting.test_node import series
 from tests.waiting import PATIENCE_S

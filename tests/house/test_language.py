@@ -72,6 +72,10 @@ RENAMED = ("docs/reference/renamed.md", "scripts/renamed_page.py")
 """They list the old words."""
 QUESTIONS = frozenset(("Have", "How", "What", "Whatever", "When", "Where", "Which", "Who", "Whoever", "Whose", "Why"))
 """First words of docstrings that ask; ``Whether`` may begin a function that returns bool."""
+LONGEST_ENTRY = 200
+"""Characters of an entry of the changelog."""
+BENCHMARKS = "python -m benchmarks"
+"""One entry of the changelog may name it: how a project tests itself is no change for its users."""
 PLACES = ("src", "tests", "docs", "examples", "benchmarks", "scripts", "reproduce", "README.md")
 
 
@@ -162,3 +166,69 @@ def test_docstrings_name_the_thing() -> None:
     sources = files_in(ROOT / "src" / "joulery")
     found = [f"{path.relative_to(ROOT)}:{at}: {line}" for path in sources for at, line in riddles(nodes_of(path))]
     assert found == [], "begin with what it is, returns or does:\n" + "\n".join(found)
+
+
+def faults_of(changelog: str) -> Iterator[tuple[int, str]]:
+    """Line and fault of each entry in the newest section of a changelog that is not one short sentence for users."""
+    inside, benchmarks = False, 0
+    for number, line in enumerate(changelog.splitlines(), 1):
+        if line.startswith("## "):
+            if inside:
+                return
+            inside = True
+        elif inside and not re.fullmatch(r"|### \w+|[A-Z][\w ]*", line):
+            benchmarks += BENCHMARKS in line
+            if not line.startswith("- "):
+                yield number, "is no entry, heading or group: an entry is one line"
+            elif len(line) > LONGEST_ENTRY:
+                yield number, f"has {len(line)} characters, more than {LONGEST_ENTRY}"
+            elif not line.endswith("."):
+                yield number, "has no full stop at its end"
+            elif BENCHMARKS in line and benchmarks > 1:
+                yield number, f"is a further entry that names {BENCHMARKS}"
+
+
+def test_a_long_winded_entry_is_found() -> None:
+    changelog = f"""# Changelog
+
+The format follows a page
+of two lines
+
+## [Unreleased]
+
+### Added
+
+Measure and more
+
+- `joulery measure` reports joules.
+- `joulery report` prints
+  a table.
+- `joulery up` has no end
+* `joulery plan` has a star.
+- {"a" * 197}.
+- {"a" * 198}.
+- `{BENCHMARKS}` measures the figures.
+- `{BENCHMARKS} gpu` runs single parts.
+
+### Fixed
+
+-`joulery jobs` has no space.
+
+## [0.1.0]
+
+- Older
+"""
+    assert [(number, fault.split(",")[0]) for number, fault in faults_of(changelog)] == [
+        (13, "has no full stop at its end"),
+        (14, "is no entry"),
+        (15, "has no full stop at its end"),
+        (16, "is no entry"),
+        (18, "has 201 characters"),
+        (20, "is a further entry that names python -m benchmarks"),
+        (24, "is no entry"),
+    ]
+
+
+def test_entries_of_the_changelog_are_one_short_line() -> None:
+    found = [f"CHANGELOG.md:{number} {fault}" for number, fault in faults_of(text_of(ROOT / "CHANGELOG.md"))]
+    assert found == [], "\n".join(found)

@@ -34,7 +34,7 @@ from joulery.gateway.exporter.http import MetricsServer
 from joulery.gateway.exporter.otlp import otlp_body
 from joulery.runtime.exporting.channels import NodeChannels
 from joulery.runtime.exporting.engines import EngineSpec, EngineWatch
-from joulery.runtime.exporting.intensity import IntensityFeed
+from joulery.runtime.exporting.intensity_feed import IntensityFeed
 from joulery.runtime.exporting.node import NodeExporter, NodeReaders
 from joulery.runtime.schedule.polling import stopped_by_signals
 

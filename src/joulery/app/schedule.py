@@ -41,7 +41,7 @@ from joulery.domain.ports import ClusterBackend
 from joulery.policies.training.green import LEAN
 from joulery.runtime.process import part_environment, process_command
 from joulery.runtime.schedule.expected import expected_starts, job_forecasts, waiting_line, why_waits
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.polling import run_one_round, run_scheduler
 from joulery.runtime.schedule.polling import stopped_by_signals as stopped_by_signals
 from joulery.runtime.schedule.rounds import SchedulerTiming

@@ -13,7 +13,7 @@ from joulery.app.planning.plans import plan_site
 from joulery.config import load
 from joulery.domain.errors import ConfigError, DataError, InfeasibleError, JouleryError
 from joulery.domain.gpu.mig import A100_80GB
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.store.plan_documents import document_of
 from joulery.store.plans import read_plan
 from joulery.ui.cli import plan as plan_command

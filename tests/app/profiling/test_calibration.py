@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from joulery.app.profiling.calibration import POINTS_FILE, VARIANTS_FILE, calibrated
 from joulery.domain.errors import DataError
 from joulery.perf.catalog.clover_services import CLOVER_POINTS
+from joulery.perf.catalog.starting_costs import starting_costs
 from joulery.perf.queues.pull_document import SCHEMA, as_document, from_document
-from joulery.perf.queues.pull_guess import first_guess
 from joulery.ui.cli.profile import command
 from tests.data_folder import data_folder
 
@@ -37,15 +37,15 @@ def test_the_eighteen_points_come_back_from_round_numbers(tmp_path):
 def test_nothing_is_looked_up_but_slowdowns():
     """Renamed variants, unknown to the catalog, start from the class of their rank."""
     points = CLOVER_POINTS["yolo"]
-    guess = first_guess("own", {"yolov5l": 0.49, "yolov5x": 0.507, "yolov5x6": 0.55, "tiny": 0.3}, points, 2, "here")
-    assert [variant.name for variant in guess.variants] == ["tiny", "yolov5l", "yolov5x", "yolov5x6"]
-    assert guess.variants[0].slowdown["1g.5gb"] == 2.5, "the lightest class"
-    assert "1g.5gb" not in guess.variants[-1].slowdown, "does not fit 5 GB"
-    assert guess.loads_s == (1.0, 0.4, 0.2)
+    start = starting_costs("own", {"yolov5l": 0.49, "yolov5x": 0.507, "yolov5x6": 0.55, "tiny": 0.3}, points, 2, "here")
+    assert [variant.name for variant in start.variants] == ["tiny", "yolov5l", "yolov5x", "yolov5x6"]
+    assert start.variants[0].slowdown["1g.5gb"] == 2.5, "the lightest class"
+    assert "1g.5gb" not in start.variants[-1].slowdown, "does not fit 5 GB"
+    assert start.loads_s == (1.0, 0.4, 0.2)
     with pytest.raises(DataError, match="no accuracy is known of yolov5x6"):
-        first_guess("own", {"yolov5l": 0.49, "yolov5x": 0.507}, points, 2, "here")
+        starting_costs("own", {"yolov5l": 0.49, "yolov5x": 0.507}, points, 2, "here")
     with pytest.raises(DataError, match="no measured point"):
-        first_guess("own", {"a": 0.5}, (), 2, "here")
+        starting_costs("own", {"a": 0.5}, (), 2, "here")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from joulery.config import load
 from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef
-from joulery.runtime.profiling.slices import Plan
+from joulery.runtime.profiling.slice_timings import Plan
 from tests.app.serving.test_service import profile
 
 SITE = """\

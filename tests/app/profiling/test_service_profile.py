@@ -20,7 +20,7 @@ from joulery.domain.energy.channel import Channel, MeterSpec, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.profiling.slices import Plan
+from joulery.runtime.profiling.slice_timings import Plan
 from joulery.store.run.readings import RunReadings
 from tests.runtime.site_files import toy_site
 

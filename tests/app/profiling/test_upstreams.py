@@ -11,7 +11,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import InferResponse, ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, Timings
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.runtime.profiling.slices import MeasuredSlice
+from joulery.runtime.profiling.slice_timings import MeasuredSlice
 from joulery.store.run.readings import RunReadings
 
 WATTS = {"large": 60.0, "small": 15.0}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.adapters.engines.ray_serve.plan import apps_of
+from joulery.adapters.engines.ray_serve.applications import apps_of
 from joulery.app.serving import service
 from joulery.app.serving.ray_nodes import loop
-from joulery.app.serving.ray_nodes.slices import profiled_setup, shares_of_nodes
+from joulery.app.serving.ray_nodes.node_slices import profiled_setup, shares_of_nodes
 from joulery.app.serving.service import choose, service_setup
 from joulery.config import load
 from joulery.config.serving import RayEngine, RayNodeConfig

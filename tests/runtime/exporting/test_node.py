@@ -11,7 +11,7 @@ from joulery.domain.energy.channel import ReadingKind
 from joulery.domain.energy.workload import ENDED, OTHER, ModelCounters, NodeWorkload
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
-from joulery.runtime.exporting.intensity import HOLD_S, IntensityFeed
+from joulery.runtime.exporting.intensity_feed import HOLD_S, IntensityFeed
 from joulery.runtime.exporting.node import ENDED_AFTER_S, MAX_WORKLOADS
 from tests.runtime.exporting.nodes import START_S, Node, StatedEngine
 

@@ -20,7 +20,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import EnergyShare
 from joulery.gateway.protocol import parse
 from joulery.runtime.load import LoadPlan, Outcomes, constant_times_s, poisson_times_s, read_outcomes, start
-from joulery.runtime.load.plan import MAX_REQUESTS, bodies_of, encode, read_bodies
+from joulery.runtime.load.load_plan import MAX_REQUESTS, bodies_of, encode, read_bodies
 from joulery.runtime.load.sender import Sender
 from tests.gateway.support import FakeEngine, serving
 from tests.waiting import ended, eventually, wait_until

@@ -8,8 +8,8 @@ import pytest
 from joulery.domain.serving.engine import Outcome, RequestError
 from joulery.domain.serving.tensors import TensorSpec
 from joulery.policies.serving.search.layout_space import cpu_slices
-from joulery.runtime.profiling.slices import Plan, batch_sizes, measure
-from tests.runtime.profiling.test_slices import MODELS, ToyEngine
+from joulery.runtime.profiling.slice_timings import Plan, batch_sizes, measure
+from tests.runtime.profiling.test_slice_timings import MODELS, ToyEngine
 
 PARTITIONS = [cpu_slices((1, 1))]
 INPUTS = [{"x": np.array([[float(k)]])} for k in range(3)]

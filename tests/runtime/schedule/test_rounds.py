@@ -7,7 +7,7 @@ import math
 
 from joulery.accounting.training_jobs import Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
-from joulery.runtime.schedule.intensity import GridIntensity
+from joulery.runtime.schedule.intensity_tracker import GridIntensity
 from joulery.runtime.schedule.rounds import capacity, cluster_view
 from joulery.runtime.schedule.state import SchedulerState, job_document, tally_from
 

@@ -20,7 +20,7 @@ from joulery.domain.errors import ActuationError, CapabilityError, DataError
 from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.energy import SourceTotal
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.polling import run_scheduler
 from joulery.runtime.schedule.rounds import JournaledPolicy, SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler, TickResult, release_all

@@ -19,7 +19,7 @@ from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.quality import Quality
 from joulery.policies.training.green import Green
 from joulery.runtime.schedule.energy import FirstSource, JobMeter, MachineShares, StatedPower
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import EnergySource, Scheduler
 from joulery.store.journal import Journal

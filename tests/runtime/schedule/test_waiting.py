@@ -13,7 +13,7 @@ from joulery.adapters.carbon.file import SeriesSource
 from joulery.domain.cluster import JobState, Stop
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.policies.training.green import Green
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.rounds import SchedulerTiming
 from joulery.runtime.schedule.scheduler import Scheduler
 from joulery.store.journal import Journal

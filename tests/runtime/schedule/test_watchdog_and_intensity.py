@@ -15,7 +15,7 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
 from joulery.policies.training.allocation import ClusterView
 from joulery.policies.training.green import Green
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch_lock
 from tests.runtime.schedule.fake_cluster import FakeCluster
 

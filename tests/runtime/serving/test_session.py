@@ -11,7 +11,7 @@ from joulery.config.site import Mode
 from joulery.domain.serving.dispatch import QueueLimit
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.runtime.serving.controller import PolicyControl, Revision
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.session.driver import ADVISED, APPLIED
 from joulery.runtime.session.history import DECISIONS_KEPT, WARNINGS_KEPT, SessionHistory

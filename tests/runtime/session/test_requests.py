@@ -7,13 +7,13 @@ import pytest
 
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.served import summary
-from joulery.runtime.served.finish import write_requests
-from joulery.runtime.served.summary import compared, summarise_run
+from joulery.runtime.results import summary
+from joulery.runtime.results.finish import write_requests
+from joulery.runtime.results.summary import compared, summarise_run
 from joulery.runtime.session import requests as module
 from joulery.runtime.session.requests import OUTCOMES, RequestColumns, RequestRecorder
 from joulery.store.run.directory import create_run, open_run
-from tests.runtime.served.test_summary import cost, record, served
+from tests.runtime.results.test_summary import cost, record, served
 
 
 def one(k: int, service: str = "sums", outcome: Outcome = Outcome.OK) -> RequestRecord:

@@ -6,7 +6,7 @@ import pytest
 
 from joulery.domain.gpu.optimum import objective_of
 from joulery.perf import catalog
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement.plan_judge import judge_plan, truth_at

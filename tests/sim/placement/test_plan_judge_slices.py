@@ -3,7 +3,7 @@
 import pytest
 
 from joulery.domain.gpu.optimum import objective_of
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement import plan_judge

@@ -10,7 +10,7 @@ from joulery.domain.errors import ConfigError
 from joulery.domain.renames import RenamedWarning
 from joulery.ui import cli
 from joulery.ui.cli import main
-from joulery.ui.cli.options import Time, TimeList, chosen_format, option
+from joulery.ui.cli.options import KeyList, Time, TimeList, chosen_format, option
 from joulery.ui.cli.verbs import JOURNEYS, VERBS
 from tests.config.site_text import SITE, written
 
@@ -231,3 +231,11 @@ def test_every_error_is_one_json_object_where_json_is_asked_for(capsys, words, k
 def test_json_behind_two_dashes_is_the_other_programs(capsys):
     assert main(["measure", "--pue", "0.3", "--", "prog", "--json"]) == 2
     assert capsys.readouterr().err.startswith("joulery: ")
+
+
+def test_a_comma_at_the_end_of_a_list_of_names_is_no_name():
+    names = KeyList(("month", "owner"))
+    assert names.convert("month,owner,", None, None) == "month,owner"
+    for text in ("", ",", "month,,owner", ",month"):
+        with pytest.raises(click.UsageError, match="is not one of"):
+            names.convert(text, None, None)

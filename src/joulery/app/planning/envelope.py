@@ -17,7 +17,7 @@ from joulery.domain.gpu.optimum import PlanCertificate
 from joulery.domain.gpu.plan_envelope import Envelope, PriceAxis, Regret
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.frontier import LOADS, EnvelopeEffort, make_envelope, planned_again
-from joulery.policies.placement.joint.plan import quality_of_fleet
+from joulery.policies.placement.joint.planner import quality_of_fleet
 from joulery.policies.placement.joint.problem import JointRequest, JointService
 
 LIMIT_S = 600.0

@@ -18,11 +18,11 @@ from joulery.domain.gpu.provisioning import ProvisionPlan, Workload
 from joulery.perf import catalog
 from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import InterferenceProfile
-from joulery.perf.slices import SlicedGpu
+from joulery.perf.slice_table import SlicedGpu
 from joulery.policies.placement.joint.compare import cheapest_of_all, comparisons, locked, with_power
 from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.looser_slos import LooserSlo, looser_slos
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointFleet, JointRequest, JointService, Variant, check_model
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Balancer

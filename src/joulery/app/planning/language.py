@@ -10,9 +10,9 @@ from joulery.config.carbon import CarbonConstant
 from joulery.config.plan import GpuConfig, LanguagePlanSection, LanguageServiceConfig, ServedModelConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.gpu.gpu_types import gpu_facts
 from joulery.domain.gpu.language_plan import LanguagePlan, TokenSlo
 from joulery.perf.catalog import llm_runs
-from joulery.perf.catalog.gpu_types import gpu_facts
 from joulery.perf.llm.models import (
     LanguageModelFacts,
     estimated_facts,

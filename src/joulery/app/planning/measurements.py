@@ -8,11 +8,11 @@ from pathlib import Path
 from joulery.app.planning.prices import SPOT_SUFFIX
 from joulery.config.plan import GpuConfig
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.gpu.gpu_types import GpuTypeFacts, gpu_facts
 from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.quality import Quality
-from joulery.perf.catalog.gpu_types import GpuTypeFacts, gpu_facts
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceTable
 from joulery.store.columns import CsvRow, read_rows
 from joulery.tabular import csv_header
 

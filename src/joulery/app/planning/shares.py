@@ -14,9 +14,9 @@ from joulery.config.plan import GpuConfig
 from joulery.config.services import ServiceConfig
 from joulery.config.site import Site
 from joulery.domain.errors import ConfigError, DataError
+from joulery.domain.gpu.gpu_types import gpu_facts
 from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.perf import catalog
-from joulery.perf.catalog.gpu_types import gpu_facts
 from joulery.perf.interference.document import from_document
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.queues.arrival_fit import ArrivalFit, fit_arrivals

@@ -16,7 +16,7 @@ from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.power.clock_curves import V100, ClockModel
 from joulery.perf.power.sensitivity import emulated_profile
 from joulery.policies.placement.pipelines.partition import PartitionRules
-from joulery.policies.placement.pipelines.plan import plan_pipelines
+from joulery.policies.placement.pipelines.planner import plan_pipelines
 from joulery.policies.placement.pipelines.sharding import Link
 from joulery.policies.placement.pipelines.task import DeviceType, PipelineRules
 from joulery.store.scores import ScoreDatabase
@@ -82,7 +82,7 @@ def plan_stages(request: StageRequest, preset: str) -> PipelinePlan:
     """Plan on the fleet's GPUs; where it does not say how many, on the fewest of 1, 2, 4 … within every SLO.
 
     Raises:
-        ConfigError, InfeasibleError: As :func:`joulery.policies.placement.pipelines.plan.plan_pipelines`.
+        ConfigError, InfeasibleError: As :func:`joulery.policies.placement.pipelines.planner.plan_pipelines`.
     """
     if request.device.count:
         return plan_pipelines(preset, request.workloads, request.profiles, request.device, request.rules)

@@ -12,9 +12,9 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.gpu.mig import A100_40GB
 from joulery.perf.catalog.clover_services import CLOVER_POINTS, CLOVER_SERVICES
+from joulery.perf.catalog.starting_costs import starting_costs
 from joulery.perf.queues.pull_costs import PullPoint, ServiceCosts
 from joulery.perf.queues.pull_document import as_document
-from joulery.perf.queues.pull_guess import first_guess
 from joulery.sim.queues.pull_fit import PointError, errors, fit
 from joulery.store.columns import CsvRow, read_rows
 
@@ -68,10 +68,10 @@ def calibrated(what: str) -> list[Calibration]:
     found = []
     for measured in _built_in() if what == BUILT_IN else _read(Path(what)):
         gaps = _published_gaps(max(point.requests for point in measured.points))
-        guess = first_guess(
+        start = starting_costs(
             measured.name, measured.accuracy_ratio, measured.points, measured.gpus, f"a profile of {measured.source}"
         )
-        costs = fit(guess, measured.points, gaps)
+        costs = fit(start, measured.points, gaps)
         found.append(Calibration(costs, tuple(errors(costs, measured.points, gaps))))
     return found
 

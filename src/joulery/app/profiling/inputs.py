@@ -11,7 +11,7 @@ from joulery.adapters.models.photos import photo_files, read_photo
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, TensorSpec
-from joulery.runtime.load.plan import PROMPTS
+from joulery.runtime.load.load_plan import PROMPTS
 from joulery.store.columns import read_column
 
 

@@ -31,7 +31,7 @@ from joulery.domain.serving.profile import Profile
 from joulery.domain.serving.service import Slice
 from joulery.perf.power.power_line import PowerLine, fit_power_line
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.profiling.slices import (
+from joulery.runtime.profiling.slice_timings import (
     BRIEF,
     MeasuredSlice,
     Plan,
@@ -94,7 +94,7 @@ async def obtain_profile(
         meters: Meters to use; None for those this machine has.
         fresh: Measure even where a profile is kept.
         plan: How much to measure.
-        progress: As for :func:`~joulery.runtime.profiling.slices.measure`.
+        progress: As for :func:`~joulery.runtime.profiling.slice_timings.measure`.
         places: Where it runs on GPUs; None on the CPU.
 
     Raises:

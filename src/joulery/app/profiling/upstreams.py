@@ -18,7 +18,7 @@ from joulery.domain.quality import Quality, weakest
 from joulery.domain.serving.engine import InferResponse, ModelKind, ModelRef
 from joulery.domain.serving.profile import Profile, SliceProfile
 from joulery.perf.power.power_line import fit_power_line
-from joulery.runtime.profiling.slices import MeasuredSlice, digest, machine
+from joulery.runtime.profiling.slice_timings import MeasuredSlice, digest, machine
 from joulery.store.run.readings import RunReadings
 
 _BIN_S = 0.25

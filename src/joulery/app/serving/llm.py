@@ -36,7 +36,7 @@ from joulery.runtime.llm.length_prediction import Forecaster
 from joulery.runtime.llm.request_meter import RequestMeter
 from joulery.runtime.llm.service import LLMService, LLMSettings
 from joulery.runtime.measuring.share import OpenMeters
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.steady_time import unix_s
 from joulery.store.answer_log import AnswerLog
 from joulery.store.semantic_cache import SemanticCache

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from joulery.app.profiling.inputs import read_arrivals
-from joulery.app.serving.ray_nodes.slices import first_nodes, node_slices, nodes_of, shares_of_nodes, within_bounds
+from joulery.app.serving.ray_nodes.node_slices import first_nodes, node_slices, nodes_of, shares_of_nodes, within_bounds
 from joulery.app.serving.split import main_of, shares_of, split_binding
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.app.wiring.model_refs import model_ref

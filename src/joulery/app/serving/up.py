@@ -24,7 +24,7 @@ from joulery.app.serving.llm_site import llm_facts, mount_llms, settle_llm_meter
 from joulery.app.serving.loads import Loads, longest_s, scaled, text_key
 from joulery.app.serving.planned import follow_site, plan_file, planned_control
 from joulery.app.serving.ray_nodes.loop import keep_nodes, open_places
-from joulery.app.serving.ray_nodes.slices import profiled_setup
+from joulery.app.serving.ray_nodes.node_slices import profiled_setup
 from joulery.app.serving.service import batch_remarks, choose, service_setup, shared_cores
 from joulery.app.serving.site_watch import SiteWatch, TimeJoining
 from joulery.app.serving.view import ServeView
@@ -45,10 +45,10 @@ from joulery.domain.serving.timeline import Tick
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.measure import RUNS
 from joulery.runtime.measuring.sampling import start_sampler
-from joulery.runtime.served.finish import Finished, client_figures, finish
+from joulery.runtime.results.finish import Finished, client_figures, finish
 from joulery.runtime.serving.controller import PolicyControl
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.plans.planned import PlanControl
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup

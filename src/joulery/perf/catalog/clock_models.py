@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from joulery.domain.errors import ConfigError
+from joulery.domain.gpu import gpu_types
+from joulery.domain.gpu.gpu_types import GpuTypeFacts
 from joulery.domain.quality import Quality
-from joulery.perf.catalog import gpu_types
-from joulery.perf.catalog.gpu_types import GpuTypeFacts
 from joulery.perf.power.clock_curves import V100, ClockModel
 
 

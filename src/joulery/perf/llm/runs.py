@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from joulery.perf.catalog.gpu_types import GpuTypeFacts, gpu_facts
+from joulery.domain.gpu.gpu_types import GpuTypeFacts, gpu_facts
 from joulery.perf.llm.models import LanguageModelFacts, model_facts, precision_name
 
 

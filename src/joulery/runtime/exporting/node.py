@@ -13,7 +13,7 @@ from joulery.domain.energy.channel import Channel
 from joulery.domain.energy.workload import OTHER, NodeWorkload, WorkloadUse
 from joulery.runtime.exporting.channels import IdleBoards, NodeChannels
 from joulery.runtime.exporting.engines import EngineWatch, Holders, ask_all
-from joulery.runtime.exporting.intensity import IntensityFeed
+from joulery.runtime.exporting.intensity_feed import IntensityFeed
 from joulery.runtime.measuring.share import BusyMeter, BusyReader, SharedMeter
 
 MAX_WORKLOADS = 100

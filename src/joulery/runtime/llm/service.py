@@ -100,8 +100,8 @@ class LLMService:
         self.changed: Callable[[], None] = lambda: None
         self._meter, self._clock = meter, clock
         self.work_clock, self.traffic = ProgressClock(clock), RecentTraffic()
-        first_guess = StepCost(forecaster.pace.per_token_s)
-        self.steps = StepObserver(StepTimes(first_guess), clock, lambda: self.work_clock.now_s())
+        first_cost = StepCost(forecaster.pace.per_token_s)
+        self.steps = StepObserver(StepTimes(first_cost), clock, lambda: self.work_clock.now_s())
         self.reports = EngineReports(clock)
         self.first_tokens = FirstTokens()
         self._tasks: dict[int, GenerationTask] = {}

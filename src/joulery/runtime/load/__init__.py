@@ -5,8 +5,8 @@ then, so a server that stalls cannot hide it (no coordinated omission). ``python
 process; :func:`start` starts it for a plan, :func:`read_outcomes` reads what it wrote.
 """
 
+from joulery.runtime.load.load_plan import LoadPlan, constant_times_s, poisson_times_s
 from joulery.runtime.load.outcomes import Outcomes, read_outcomes
-from joulery.runtime.load.plan import LoadPlan, constant_times_s, poisson_times_s
 from joulery.runtime.load.process import TOKEN, Load, LoadResult, command, start
 
 __all__ = [

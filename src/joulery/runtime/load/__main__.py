@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from joulery.domain.errors import JouleryError
-from joulery.runtime.load.plan import LoadPlan, bodies_of
+from joulery.runtime.load.load_plan import LoadPlan, bodies_of
 from joulery.runtime.load.process import TOKEN
 from joulery.runtime.load.sender import Sender
 

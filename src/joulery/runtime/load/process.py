@@ -15,7 +15,7 @@ import orjson
 
 from joulery.domain.errors import ActuationError
 from joulery.domain.json_numbers import known_numbers, or_nan
-from joulery.runtime.load.plan import LoadPlan
+from joulery.runtime.load.load_plan import LoadPlan
 from joulery.runtime.process import part_environment, process_command
 
 TOKEN = "JOULERY_TOKEN"

@@ -15,8 +15,8 @@ import httptools
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import ConfigError
+from joulery.runtime.load.load_plan import MAX_REQUESTS
 from joulery.runtime.load.outcomes import ABANDONED, ANSWERED, Outcomes
-from joulery.runtime.load.plan import MAX_REQUESTS
 
 _HEADERS = {b"x-joulery-variant": "variant", b"x-joulery-quality": "quality"}
 _SHORT_S = 0.05

@@ -17,7 +17,7 @@ from joulery.accounting.training_jobs import MeasureRules, Tally
 from joulery.domain.cluster import ClusterJob, ClusterSnapshot, JobState
 from joulery.domain.decisions import Step
 from joulery.policies.training.allocation import Allocation, ClusterView
-from joulery.runtime.schedule.intensity import GridIntensity
+from joulery.runtime.schedule.intensity_tracker import GridIntensity
 from joulery.runtime.schedule.state import SchedulerState
 
 _G_PER_KG = 1e3

@@ -29,7 +29,7 @@ from joulery.months import month_of
 from joulery.runtime.schedule.actions import PlannedAction, next_actions
 from joulery.runtime.schedule.energy import NO_TOTALS, look_at
 from joulery.runtime.schedule.expected import held_because, new_forecasts, outcomes
-from joulery.runtime.schedule.intensity import IntensityTracker
+from joulery.runtime.schedule.intensity_tracker import IntensityTracker
 from joulery.runtime.schedule.polling import PAUSE_S, SnapshotReader
 from joulery.runtime.schedule.released import ReleasedJobs, orphaned_holds
 from joulery.runtime.schedule.rounds import (

@@ -23,8 +23,8 @@ from joulery.policies.serving.state import ServiceState
 from joulery.policies.serving.switchback import AuditedPolicy, AuditedState
 from joulery.policies.serving.variants.changes import FAMILY
 from joulery.policies.serving.variants.traffic_split import TrafficSplit
-from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.layout_actuator import LayoutActuator, running_layout
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.live_sample import LiveSample
 from joulery.runtime.serving.nodes.places import NodePlaces
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup

@@ -7,7 +7,7 @@
     ... a gateway in front of the engine, with session.attribute and session.telemetry ...
     await session.run()                           # controllers and ticks, until cancelled
     await session.stop()                          # drained, the last reading taken
-    finish(session, ...)                          # joulery.runtime.served.finish: account, compare, write
+    finish(session, ...)                          # joulery.runtime.results.finish: account, compare, write
 
 The gateway stands above and is handed what it needs; nothing here knows HTTP.
 """
@@ -35,8 +35,8 @@ from joulery.runtime.measuring.live import LAG_S, LiveMeters
 from joulery.runtime.measuring.sampling import SamplerProcess
 from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.governing import ClockController
-from joulery.runtime.serving.intensity import LiveIntensity
 from joulery.runtime.serving.limiting import PowerLimitController
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.nodes.ledger import NodeLedger
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.ticker import Ticker

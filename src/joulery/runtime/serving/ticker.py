@@ -14,7 +14,7 @@ from joulery.domain.serving.engine import ModelKind, Outcome, RequestRecord
 from joulery.domain.serving.timeline import Charge, DecisionRecord, NowSnapshot, ServiceTick, SiteLabel, Tick
 from joulery.runtime.llm.hosted import HostedModels
 from joulery.runtime.measuring.live import LiveMeters
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.session.requests import summarise
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.perf.interference.model import InterferenceProfile, Neighbourhood, clock_mhz, colocated_latency, solo
-from joulery.perf.slices import BatchCurve, SliceProcess
+from joulery.perf.slice_table import BatchCurve, SliceProcess
 
 
 class SimulatedProcess(NamedTuple):

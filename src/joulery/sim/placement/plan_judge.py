@@ -10,8 +10,8 @@ from joulery.domain.gpu.provisioning import Arrivals, PlannedGpu, Workload
 from joulery.perf.instances import at_clock
 from joulery.perf.interference.model import InterferenceProfile
 from joulery.perf.power.clock_curves import V100
-from joulery.perf.slices import SlicedGpu
-from joulery.policies.placement.joint.slices import part_scv
+from joulery.perf.slice_table import SlicedGpu
+from joulery.policies.placement.joint.slice_options import part_scv
 from joulery.policies.placement.provisioning.options import Balancer
 from joulery.sim.core.arrivals import ArrivalSource, constant, gamma
 from joulery.sim.core.streams import Streams

@@ -118,14 +118,14 @@ def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, s
     return found
 
 
-def fit(guess: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray) -> ServiceCosts:
+def fit(first: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray) -> ServiceCosts:
     """The service nearest to the measured points.
 
     Variants that no point shows move with the others: one factor scales all device times that were not seen, and so
     for hosts and joules; each variant that was seen gets factors of its own.
 
     Args:
-        guess: First guess; slowdowns and accuracies are taken from it as they are.
+        first: Costs to start from; slowdowns and accuracies are taken from it as they are.
         points: What was measured.
         gaps: Times between requests in units of their mean.
 
@@ -137,19 +137,18 @@ def fit(guess: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray) -> S
     seen = sorted({variant for point in points for variant, _ in point.instances})
 
     def residuals(x: FloatArray) -> FloatArray:
-        found = errors(scaled(guess, seen, x), points, gaps, seeds=1)
+        found = errors(scaled(first, seen, x), points, gaps, seeds=1)
         energy = [_ENERGY_WEIGHT * math.log1p(error.energy_ratio) for error in found]
         p95 = [math.log1p(error.p95_ratio) for error in found]
         return np.array([*energy, *p95, *(0.1 * x / _PRIOR_SPREAD)])
 
-    start = np.zeros(3 * len(seen) + 4)
-    found = least_squares(residuals, start, diff_step=2e-2, bounds=(-2.5, 2.5), max_nfev=60)
-    fitted = scaled(guess, seen, found.x)
-    return replace(fitted, source=f"{guess.source}; calibrated on {len(points)} measured points")
+    found = least_squares(residuals, np.zeros(3 * len(seen) + 4), diff_step=2e-2, bounds=(-2.5, 2.5), max_nfev=60)
+    fitted = scaled(first, seen, found.x)
+    return replace(fitted, source=f"{first.source}; calibrated on {len(points)} measured points")
 
 
-def scaled(guess: ServiceCosts, seen: Sequence[str], x: FloatArray) -> ServiceCosts:
-    """The guess with factors ``exp(x)``: host, device and joules of each seen variant, then the service's four.
+def scaled(first: ServiceCosts, seen: Sequence[str], x: FloatArray) -> ServiceCosts:
+    """The costs with factors ``exp(x)``: host, device and joules of each seen variant, then the service's four.
 
     The four are contention, jitter, spread of sizes and idle power. Variants not seen take the geometric mean of the
     seen ones' factors.
@@ -158,7 +157,7 @@ def scaled(guess: ServiceCosts, seen: Sequence[str], x: FloatArray) -> ServiceCo
     common = np.exp(np.log(factors).mean(axis=0))
     rows = {name: factors[number] for number, name in enumerate(seen)}
     variants = []
-    for variant in guess.variants:
+    for variant in first.variants:
         host, device, joules = rows.get(variant.name, common).tolist()
         variants.append(
             replace(
@@ -170,10 +169,10 @@ def scaled(guess: ServiceCosts, seen: Sequence[str], x: FloatArray) -> ServiceCo
         )
     contention, jitter, size, idle = np.exp(x[3 * len(seen) :]).tolist()
     return replace(
-        guess,
+        first,
         variants=tuple(variants),
-        contention=guess.contention * contention,
-        jitter_s=guess.jitter_s * jitter,
-        size_cv=guess.size_cv * size,
-        idle_w=guess.idle_w * idle,
+        contention=first.contention * contention,
+        jitter_s=first.jitter_s * jitter,
+        size_cv=first.size_cv * size,
+        idle_w=first.idle_w * idle,
     )

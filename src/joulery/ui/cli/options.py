@@ -86,7 +86,7 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as given, checked."""
-        words = [word.strip() for word in str(value).split(",")]
+        words = [word.strip() for word in str(value).removesuffix(",").split(",")]
         for word in words:
             if word not in self._names:
                 known = ", ".join(self._names)

@@ -164,7 +164,7 @@ def _on_slices(
     if what is None or file is None:
         raise _without_site(what, "SERVICE|VARIANT SITE")
     from joulery.app.profiling.service_profile import write_profile
-    from joulery.app.profiling.slices import profile_on_slices
+    from joulery.app.profiling.slice_profiles import profile_on_slices
 
     with _progress("profiling", quiet=as_json) as progress:
         profile = profile_on_slices(

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from joulery.adapters.engines.ray_serve.applications import apps_of
 from joulery.adapters.engines.ray_serve.cluster import RayPlace, ReplicaGoneError
 from joulery.adapters.engines.ray_serve.engine import RayServeEngine, RaySettings
-from joulery.adapters.engines.ray_serve.plan import apps_of
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestError
 from tests.adapters.engines.ray_serve.fake_cluster import FakeCluster
 from tests.adapters.engines.support import toy

@@ -1,9 +1,9 @@
 """Replica counts that someone else changes are set back, and said."""
 
+from joulery.adapters.engines.ray_serve.applications import apps_of
 from joulery.adapters.engines.ray_serve.cluster import RayPlace
 from joulery.adapters.engines.ray_serve.counts import SET_BACK_S, ReplicaCounts
 from joulery.adapters.engines.ray_serve.engine import RayServeEngine
-from joulery.adapters.engines.ray_serve.plan import apps_of
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError
 from tests.adapters.engines.ray_serve.fake_cluster import FakeCluster

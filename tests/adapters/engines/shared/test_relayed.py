@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from joulery.adapters.engines.shared import messages as m
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.gateway.body import BodyReader, Limits, RefusedError
-from joulery.gateway.joined.text import RelayedText, answer_relayed
+from joulery.gateway.joined.language_models import RelayedText, answer_relayed
 from tests.adapters.engines.shared.test_shared import Site, site
 from tests.waiting import eventually
 

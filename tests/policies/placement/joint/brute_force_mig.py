@@ -18,7 +18,7 @@ from joulery.domain.gpu.provisioning import Arrivals, Workload
 from joulery.domain.serving.service import Slo
 from joulery.perf.instances import clocks_mhz
 from joulery.perf.interference.model import GpuCoefficients, InterferenceProfile
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceTable
 from joulery.policies.placement.joint.problem import JointFleet, JointProblem, JointRequest, JointService, Variant
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
 from joulery.policies.placement.provisioning.options import Rules

@@ -10,7 +10,7 @@ from joulery.domain.gpu.optimum import objective_of
 from joulery.policies.placement.joint.divisions import best_gain, divisions_of, grouped
 from joulery.policies.placement.joint.following.warm import replan
 from joulery.policies.placement.joint.generation import JointEffort
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.sim.placement.plan_judge import judge_layouts, judge_plan

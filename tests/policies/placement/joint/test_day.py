@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from joulery.policies.placement.joint.day import LoadPeriod, SwitchingCosts, plan_day, switching_cost, with_rates
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from tests.policies.placement.joint.brute_force import fleet, random_request
 
 LOADS = (1.0, 0.4, 0.4, 0.9)

@@ -22,12 +22,12 @@ from joulery.policies.placement.joint.frontier import (
     make_envelope,
     planned_again,
 )
-from joulery.policies.placement.joint.plan import patterns_of, plan_joint, plan_problem
+from joulery.policies.placement.joint.planner import patterns_of, plan_joint, plan_problem
 from joulery.policies.placement.joint.problem import problem_of
 from joulery.policies.placement.joint.stretched import COARSE_RATIO
 from tests.policies.placement.joint.brute_force import fleet, random_request, service
 from tests.policies.placement.joint.test_alike import check
-from tests.policies.placement.joint.test_plan import twelve
+from tests.policies.placement.joint.test_planner import twelve
 
 AXIS = PriceAxis("carbon", g_per_kwh=300.0)
 

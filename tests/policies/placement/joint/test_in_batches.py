@@ -8,11 +8,11 @@ import pytest
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.policies.placement.joint.generation import JointEffort
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import problem_of
 from tests.policies.placement.joint.brute_force import bound_of, every_pattern, fleet, optimum, random_request, worth
 from tests.policies.placement.joint.test_alike import check, copies
-from tests.policies.placement.joint.test_plan import twelve
+from tests.policies.placement.joint.test_planner import twelve
 
 SINGLY = JointEffort(together=1, alike_from=10**6)
 

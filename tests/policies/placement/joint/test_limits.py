@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.optimum import objective_of
 from joulery.policies.placement.joint.following.warm import replan
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.joint.spread import coloured
 from joulery.policies.placement.provisioning.options import Balancer, FailureDomain, Rules

@@ -7,7 +7,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.policies.placement.joint.looser_slos import looser_slos
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import problem_of
 from tests.policies.placement.joint.brute_force import optimum, random_request
 

@@ -12,7 +12,7 @@ from joulery.domain.gpu.optimum import objective_of
 from joulery.domain.gpu.plan_moves import moves_between
 from joulery.policies.placement.joint.following.running_slices import sliced_problem
 from joulery.policies.placement.joint.following.warm import NO_BOUND, replan
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.provisioning.options import Rules
 from tests.policies.placement.joint.brute_force_mig import fleet, service

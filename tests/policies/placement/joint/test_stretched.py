@@ -9,7 +9,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_envelope import EnvelopePlan
 from joulery.policies.placement.joint import stretched as module
 from joulery.policies.placement.joint.day import with_rates
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import problem_of
 from joulery.policies.placement.joint.stretched import COARSE_RATIO, FINE_RATIO, stretched
 from tests.policies.placement.joint.brute_force import random_request

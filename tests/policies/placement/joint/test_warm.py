@@ -9,12 +9,12 @@ import pytest
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_moves import moves_between
 from joulery.policies.placement.joint.following.warm import replan
-from joulery.policies.placement.joint.plan import plan_joint
-from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.joint.planner import plan_joint
+from joulery.policies.placement.joint.slice_options import part_scv
 from joulery.policies.placement.provisioning.difference import difference, running_of
 from joulery.policies.placement.provisioning.options import RequestStream, limit_ms
 from tests.policies.placement.joint.brute_force import fleet, random_request
-from tests.policies.placement.joint.test_plan import twelve
+from tests.policies.placement.joint.test_planner import twelve
 
 
 def scaled(request, ratio):

@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import LinearConstraint, milp
 
 from joulery.domain.errors import ConfigError, InfeasibleError
+from joulery.domain.gpu.gpu_types import gpu_facts
 from joulery.domain.gpu.language_plan import TokenSlo
-from joulery.perf.catalog.gpu_types import gpu_facts
 from joulery.perf.catalog.llm_runs import published_runs
 from joulery.perf.llm.models import model_facts
 from joulery.perf.llm.predictor import LlmPredictor
@@ -123,7 +123,7 @@ def test_limits_of_the_pool_are_kept_and_two_services_share_it():
 
 
 def test_a_solver_out_of_time_leaves_replicas_of_one_kind_if_they_are_there(monkeypatch):
-    monkeypatch.setattr("joulery.policies.placement.language.search.solve", lambda *_: SolvedShares((), 1.0))
+    monkeypatch.setattr("joulery.policies.placement.language.search.solve_replicas", lambda *_: SolvedShares((), 1.0))
     asked = replace_service(minimum_quality_ratio=0.8)
     made = planned(asked, gpus=(B200._replace(available=8),))
     assert sum(each.count * each.gpus for each in made.replicas) <= 8

@@ -20,7 +20,7 @@ from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchang
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import replan_worst
 from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import PROCESSES_MAX, Knapsacks
-from joulery.policies.placement.provisioning.many_kinds.plan import _MANY_EFFORT, _planned_batch, _Proof
+from joulery.policies.placement.provisioning.many_kinds.planner import _MANY_EFFORT, _planned_batch, _Proof
 from joulery.policies.placement.provisioning.many_kinds.relaxation import BoxRelaxation
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.packing import NEVER, part_of, problem_of

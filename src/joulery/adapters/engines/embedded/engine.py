@@ -19,7 +19,7 @@ from pathlib import Path
 from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, gone_within, promoted_standbys
 from joulery.adapters.engines.embedded.service import INFINITY, ServiceQueue
-from joulery.adapters.engines.embedded.slices import GpuParts, assign_cores, limited, on_gpu
+from joulery.adapters.engines.embedded.slice_assignment import GpuParts, assign_cores, limited, on_gpu
 from joulery.domain.errors import ActuationError, ConfigError
 from joulery.domain.gpu.device import DeviceSlice
 from joulery.domain.ports import Places

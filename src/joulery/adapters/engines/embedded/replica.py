@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from joulery.adapters.cgroups import CpuGroups
 from joulery.adapters.engines.embedded.models import described
-from joulery.adapters.engines.embedded.slices import limited
+from joulery.adapters.engines.embedded.slice_assignment import limited
 from joulery.adapters.engines.embedded.wire import Frame, FrameReader, Piece, encode, unpack_error
 from joulery.domain.errors import ActuationError, CapabilityError, DataError, JouleryError
 from joulery.domain.gpu.device import DeviceSlice

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from joulery.adapters.engines.ray_serve.plan import RayApp, drifted
+from joulery.adapters.engines.ray_serve.applications import RayApp, drifted
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError
 

@@ -19,6 +19,7 @@ from typing import Any
 from joulery.adapters.engines.embedded.batches import kind_of
 from joulery.adapters.engines.embedded.service import check_inputs
 from joulery.adapters.engines.embedded.wire import unpack_error
+from joulery.adapters.engines.ray_serve.applications import RayApp, apps_of, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.bridge import RayBridge
 from joulery.adapters.engines.ray_serve.calls import (
     RayCall,
@@ -38,7 +39,6 @@ from joulery.adapters.engines.ray_serve.calls import (
 from joulery.adapters.engines.ray_serve.cluster import ReplicaGoneError
 from joulery.adapters.engines.ray_serve.counts import ReplicaCounts
 from joulery.adapters.engines.ray_serve.direct import DirectLines
-from joulery.adapters.engines.ray_serve.plan import RayApp, apps_of, entry_of, node_of, said
 from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.adapters.engines.ray_serve.settings import RaySettings
 from joulery.domain.errors import ActuationError, DataError, JouleryError

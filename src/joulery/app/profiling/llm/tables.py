@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from joulery.domain.errors import ConfigError, DataError
-from joulery.perf.catalog.gpu_types import gpu_facts
+from joulery.domain.gpu.gpu_types import gpu_facts
 from joulery.perf.llm.models import nearest_names, precision_name
 from joulery.store.columns import CsvRow
 from joulery.tabular import read_csv

@@ -22,8 +22,8 @@ from joulery.gateway.app import Gateway
 from joulery.gateway.body import Limits
 from joulery.gateway.joined.admin import forwarding_app
 from joulery.gateway.joined.labels import LatestCall
+from joulery.gateway.joined.language_models import RelayedText
 from joulery.gateway.joined.metrics import OwnMetrics
-from joulery.gateway.joined.text import RelayedText
 from joulery.gateway.server import GatewayServer, ServerLimits
 from joulery.gateway.tls import TlsFiles, client_context
 

@@ -34,8 +34,8 @@ from joulery.gateway.access import site_tls, site_token
 from joulery.gateway.admin import admin_app
 from joulery.gateway.body import BodyReader, Limits
 from joulery.gateway.joined.admin import PageAnswer, page_of
+from joulery.gateway.joined.language_models import answer_relayed
 from joulery.gateway.joined.metrics import SiteMetrics
-from joulery.gateway.joined.text import answer_relayed
 from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulery.domain.serving.engine import RequestRecord
-from joulery.runtime.served.finish import write_requests
+from joulery.runtime.results.finish import write_requests
 from joulery.runtime.session.requests import RequestRecorder
 from joulery.store.run.directory import RunWriter
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, cast
 
-from joulery.app.serving.ray_nodes.slices import nodes_of
+from joulery.app.serving.ray_nodes.node_slices import nodes_of
 from joulery.app.wiring.devices import open_device
 from joulery.app.wiring.leases import held_leases
 from joulery.config.carbon import CarbonConfig
@@ -23,7 +23,7 @@ from joulery.domain.serving.engine import ReplicaSpec
 from joulery.domain.serving.timeline import DecisionRecord
 from joulery.policies.serving.node_order import NodeOrder
 from joulery.runtime.serving.controller import PolicyControl
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.nodes.ledger import NodeLedger, PlacedNode
 from joulery.runtime.serving.nodes.places import NodePlaces
 from joulery.runtime.serving.nodes.sleep import SleepingNodes, SleepRule, SleepWorld

@@ -13,11 +13,11 @@ from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, Provisi
 from joulery.perf.instances import ServingInstance, at_clock, predict_gpu
 from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.master import Flow, KnownPattern
-from joulery.policies.placement.joint.plan import patterns_of, plan_joint, quality_of, value_of
+from joulery.policies.placement.joint.planner import patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.cut_gpus import numbered, sliced_gpu
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of, on_hosts_of
-from joulery.policies.placement.joint.slices import SliceOption
+from joulery.policies.placement.joint.slice_options import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 from joulery.policies.placement.provisioning.planner import provision
 

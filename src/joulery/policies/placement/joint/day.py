@@ -29,7 +29,7 @@ from joulery.policies.placement.joint.following.warm import (
     planned_from,
     replan,
 )
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 
 _ALIKE_RATIO = 0.04
@@ -228,7 +228,7 @@ def plan_day(
 
     Raises:
         InfeasibleError: Some period, or the peak, cannot be served.
-        ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
+        ConfigError: As :func:`joulery.policies.placement.joint.planner.plan_joint`.
     """
     costs = costs or SwitchingCosts()
     peak = plan_joint(peak_request([each.request for each in periods]))

@@ -32,7 +32,7 @@ from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.divisions import grouped
 from joulery.policies.placement.joint.following.warm import Sizes, narrowed_to, sizes_of
 from joulery.policies.placement.joint.generation import JointEffort
-from joulery.policies.placement.joint.plan import patterns_of, plan_joint, plan_problem
+from joulery.policies.placement.joint.planner import patterns_of, plan_joint, plan_problem
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.stretched import COARSE_RATIO, FINE_RATIO, stretched
 from joulery.policies.placement.provisioning.random_limits import KnownLimits
@@ -106,7 +106,7 @@ def make_envelope(
 
     Raises:
         InfeasibleError: Not even the lowest load can be served.
-        ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
+        ConfigError: As :func:`joulery.policies.placement.joint.planner.plan_joint`.
     """
     effort = effort or EnvelopeEffort()
     search = _Search(request, axis, effort, loads[1])

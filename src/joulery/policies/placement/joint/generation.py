@@ -17,7 +17,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.master import Duals, JointMaster
 from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.joint.slices import best_cut
+from joulery.policies.placement.joint.slice_options import best_cut
 from joulery.policies.placement.provisioning.column_generation import Pricer
 from joulery.policies.placement.provisioning.packing import NEVER, Pattern
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from joulery.domain.errors import ConfigError
 from joulery.domain.gpu.provisioning import ProvisionPlan
 from joulery.policies.placement.joint.generation import JointEffort
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest
 
 STEPS = (0.02, 0.05, 0.1, 0.2)

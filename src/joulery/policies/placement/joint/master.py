@@ -19,7 +19,7 @@ from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.divisions import divisions_of
 from joulery.policies.placement.joint.gpu_counts import WholeNumbers, solve_at_once, solve_by_count
 from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.joint.slices import SliceOption
+from joulery.policies.placement.joint.slice_options import SliceOption
 from joulery.policies.placement.joint.spread import spread_rows, spread_slices
 from joulery.policies.placement.master import SolveStatus, add_row, make_whole, new_model, run
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern

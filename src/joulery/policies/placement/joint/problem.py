@@ -22,8 +22,8 @@ from joulery.domain.gpu.mig import MigMenu
 from joulery.domain.gpu.optimum import PlanObjective
 from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.perf.instances import ClockedGpu, at_clock
-from joulery.perf.slices import SlicedGpu
-from joulery.policies.placement.joint.slices import (
+from joulery.perf.slice_table import SlicedGpu
+from joulery.policies.placement.joint.slice_options import (
     MigCut,
     SliceChoice,
     SliceOption,

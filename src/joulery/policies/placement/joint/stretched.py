@@ -15,7 +15,7 @@ from joulery.domain.errors import InfeasibleError
 from joulery.domain.gpu.plan_envelope import EnvelopePlan
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.master import Flow, KnownPattern
-from joulery.policies.placement.joint.plan import patterns_of
+from joulery.policies.placement.joint.planner import patterns_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of
 from joulery.policies.placement.provisioning.random_limits import KnownLimits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from joulery.domain.gpu.gpu_types import GpuTypeFacts
 from joulery.domain.gpu.language_plan import TokenSlo
-from joulery.perf.catalog.gpu_types import GpuTypeFacts
 from joulery.perf.llm.models import LanguageModelFacts
 
 

@@ -237,7 +237,7 @@ def best_plan(
     if len(problem.kinds) <= PROVEN_KINDS:
         return _by_patterns(problem, effort or Effort())
     # Imported on use: it builds on this module, and most sites need none of it.
-    from joulery.policies.placement.provisioning.many_kinds.plan import plan_many
+    from joulery.policies.placement.provisioning.many_kinds.planner import plan_many
 
     return plan_many(problem)
 

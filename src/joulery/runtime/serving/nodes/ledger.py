@@ -15,7 +15,7 @@ from joulery.domain.errors import JouleryError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.policies.serving.node_order import NodeOrder
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.serving.live_intensity import LiveIntensity
 
 Answers = Mapping[str, Mapping[str, Any]]
 """Answers of each node's meter, by address: a reading, or ``refusal``; ``gone`` too where the node may be lost."""

@@ -21,7 +21,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.master import Flow, JointMaster, JointSolution, SliceMoves
 from joulery.policies.placement.joint.problem import ClockedType, JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.cut_gpus import PlacedSlice, numbered, sliced_gpu
-from joulery.policies.placement.joint.slices import MigCut, SliceChoice, SliceOption
+from joulery.policies.placement.joint.slice_options import MigCut, SliceChoice, SliceOption
 
 _UNSERVED_RPS = 1e-6
 _CHOICES = 60

@@ -17,7 +17,7 @@ from joulery.perf.instances import ServingInstance, predict_gpu
 from joulery.policies.placement.joint.master import KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem
 from joulery.policies.placement.joint.result.planned_gpus import ChosenInstance
-from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.joint.slice_options import part_scv
 from joulery.policies.placement.provisioning.options import may_use
 
 

@@ -32,7 +32,7 @@ from joulery.policies.placement.joint.following.successors import (
 )
 from joulery.policies.placement.joint.generation import JointEffort, JointGenerator
 from joulery.policies.placement.joint.master import Duals, Flow, JointMaster, JointSolution, KnownPattern
-from joulery.policies.placement.joint.plan import plan_joint, quality_of, value_of
+from joulery.policies.placement.joint.planner import plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, JointService, problem_of
 from joulery.policies.placement.joint.result.planned_gpus import gpu_of, gpus_of, on_hosts_of
 from joulery.policies.placement.master import add_row, make_whole, new_model, run
@@ -104,7 +104,7 @@ def replan(
 
     Raises:
         InfeasibleError: No plan was found within the GPUs, the power cap and the moves.
-        ConfigError: As :func:`joulery.policies.placement.joint.plan.plan_joint`.
+        ConfigError: As :func:`joulery.policies.placement.joint.planner.plan_joint`.
     """
     effort = effort or WarmEffort()
     if any(kind.sliced is not None for kind in request.fleet):

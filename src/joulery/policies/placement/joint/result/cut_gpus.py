@@ -13,7 +13,7 @@ from joulery.domain.gpu.optimum import CertifiedCut, CertifiedSlice
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.policies.placement.joint.master import Flow, JointSolution
 from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.joint.slices import SliceOption
+from joulery.policies.placement.joint.slice_options import SliceOption
 from joulery.policies.placement.joint.spread import coloured, spread_slices
 
 PlacedSlice = tuple[SliceOption, float]

@@ -14,7 +14,7 @@ from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.joint.master import Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest
 from joulery.policies.placement.joint.result.cut_gpus import cut_gpus, numbered
-from joulery.policies.placement.joint.slices import part_scv
+from joulery.policies.placement.joint.slice_options import part_scv
 from joulery.policies.placement.provisioning.gpu_shares import on_hosts, shared_domains_of
 from joulery.policies.placement.provisioning.options import FailureDomain
 from joulery.policies.placement.provisioning.packing import PackedGpu

@@ -11,7 +11,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.gpu.mig import A100_80GB
 from joulery.domain.serving.service import Slo
 from joulery.perf.instances import capacity_rps
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceProcess, SliceTable, largest_batch
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceProcess, SliceTable, largest_batch
 from tests.data_folder import data_folder
 
 CURVE = BatchCurve(1, (1, 2, 4, 8, 16, 32), (5e-3, 5e-3, 6.1e-3, 11e-3, 21e-3, 41e-3))

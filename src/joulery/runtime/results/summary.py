@@ -25,8 +25,8 @@ from joulery.perf.counterfactual import STEERED_RATIO, Counterfactual, Counterfa
 from joulery.perf.layouts import Predictor
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.switchback import AuditTally, Switchback
-from joulery.runtime.served.accuracy import accuracy_figures
-from joulery.runtime.served.measured_baseline import (
+from joulery.runtime.results.accuracy import accuracy_figures
+from joulery.runtime.results.measured_baseline import (
     MeasuredBaseline,
     PeriodEnergy,
     audit_figures,
@@ -34,8 +34,8 @@ from joulery.runtime.served.measured_baseline import (
     measured_baseline,
     observed,
 )
-from joulery.runtime.served.pricing import NOTHING, Prices, seconds_here
-from joulery.runtime.served.totals import Totals, intensities, totals_of
+from joulery.runtime.results.pricing import NOTHING, Prices, seconds_here
+from joulery.runtime.results.totals import Totals, intensities, totals_of
 from joulery.runtime.session.requests import OK, ROW, RequestColumns, Rows
 
 MODELLED, MEASURED = "modelled", "measured"

@@ -12,7 +12,7 @@ from joulery.perf.power.clock_curves import V100
 from joulery.perf.power.sensitivity import emulated_profile
 from joulery.policies.placement.pipelines.device_groups import Shape
 from joulery.policies.placement.pipelines.partition import PartitionRules, cut_model, merged_phases
-from joulery.policies.placement.pipelines.plan import plan_pipelines
+from joulery.policies.placement.pipelines.planner import plan_pipelines
 from joulery.policies.placement.pipelines.task import DeviceType, PipelineRules, arrivals
 
 GIB = 2.0**30

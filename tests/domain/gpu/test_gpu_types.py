@@ -3,8 +3,8 @@
 import pytest
 
 from joulery.domain.errors import ConfigError
+from joulery.domain.gpu.gpu_types import GPU_TYPES, gpu_facts
 from joulery.perf.catalog import clock_models
-from joulery.perf.catalog.gpu_types import GPU_TYPES, gpu_facts
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.adapters.engines.embedded.slices import assign_cores
+from joulery.adapters.engines.embedded.slice_assignment import assign_cores
 from joulery.domain.errors import CapabilityError
 from joulery.domain.serving.service import Slice, SliceKind
 

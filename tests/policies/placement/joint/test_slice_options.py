@@ -9,9 +9,9 @@ import pytest
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.mig import A30_24GB
 from joulery.domain.gpu.optimum import objective_of
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceTable
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceTable
 from joulery.policies.placement.joint.compare import KNOBS, comparisons, locked
-from joulery.policies.placement.joint.plan import plan_joint
+from joulery.policies.placement.joint.planner import plan_joint
 from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.policies.placement.provisioning.options import Rules
 from tests.policies.placement.joint import brute_force

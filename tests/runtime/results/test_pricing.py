@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import ModelKind, ModelRef, Outcome
-from joulery.runtime.served.pricing import NOTHING, prices_of
-from joulery.runtime.served.summary import compared, summarise_run
+from joulery.runtime.results.pricing import NOTHING, prices_of
+from joulery.runtime.results.summary import compared, summarise_run
 from joulery.runtime.session.requests import RequestColumns
 from tests.app.serving.test_service import profile
-from tests.runtime.served.test_summary import HALF, PREDICTOR, cost, record, served
+from tests.runtime.results.test_summary import HALF, PREDICTOR, cost, record, served
 
 HERE = ModelRef(ModelKind.PYTHON, "m:f")
 THERE = ModelRef(ModelKind.REMOTE, "http://a:8000/net", '{"power_w": 90.0}')

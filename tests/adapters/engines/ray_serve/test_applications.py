@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from joulery.adapters.engines.embedded.wire import pack_error, unpack_error
+from joulery.adapters.engines.ray_serve.applications import aligned, apps_of, drifted, entry_of
 from joulery.adapters.engines.ray_serve.cluster import OURS, RayCluster, RayPlace, ReplicaGoneError
-from joulery.adapters.engines.ray_serve.plan import aligned, apps_of, drifted, entry_of
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.domain.serving.engine import InferRequest, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind

@@ -12,7 +12,7 @@ from joulery.domain.energy.channel import Channel, ReadingKind
 from joulery.domain.energy.power import BusyTimes, PowerTrace
 from joulery.domain.quality import Quality
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.runtime.served.finish import GpuService, with_requests
+from joulery.runtime.results.finish import GpuService, with_requests
 from joulery.runtime.session.requests import RequestColumns
 from joulery.store.run.readings import RunReadings
 from tests.accounting.readings import charge_readings

@@ -15,7 +15,7 @@ from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.serving.timeline import CarbonBasis, CarbonFeed
 from joulery.runtime.serving import intensity
-from joulery.runtime.serving.intensity import ASK_AGAIN_S, LiveIntensity, held, merged
+from joulery.runtime.serving.live_intensity import ASK_AGAIN_S, LiveIntensity, held, merged
 from joulery.steady_time import unix_s
 from tests.fakes.carbon import Scripted
 

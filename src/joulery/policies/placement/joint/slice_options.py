@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.domain.gpu.mig import MigProfile
-from joulery.perf.slices import BatchCurve, SlicedGpu, SliceProcess, largest_batch
+from joulery.perf.slice_table import BatchCurve, SlicedGpu, SliceProcess, largest_batch
 from joulery.policies.placement.provisioning.options import Balancer, may_use
 
 if TYPE_CHECKING:

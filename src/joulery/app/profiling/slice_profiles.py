@@ -17,7 +17,7 @@ from joulery.config.site import Site
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.profile import Profile
 from joulery.policies.serving.search.layout_space import cpu_slices
-from joulery.runtime.profiling.slices import Plan
+from joulery.runtime.profiling.slice_timings import Plan
 from joulery.runtime.serving.running_service import ServiceSetup
 
 

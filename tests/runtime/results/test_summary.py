@@ -18,7 +18,7 @@ from joulery.domain.serving.engine import EnergyShare, Outcome, RequestRecord
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice, SliceKind, Slo
 from joulery.domain.serving.timeline import Tick
 from joulery.perf.layouts import Predictor
-from joulery.runtime.served.summary import (
+from joulery.runtime.results.summary import (
     RunCost,
     ServedService,
     compared,

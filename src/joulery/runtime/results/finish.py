@@ -25,10 +25,10 @@ from joulery.domain.json_numbers import known_numbers
 from joulery.runtime.load import LoadResult
 from joulery.runtime.measuring.account import Basis, account, busy_together
 from joulery.runtime.measuring.terms import Span, Terms
-from joulery.runtime.served.measured_baseline import PeriodEnergy, period_energy
-from joulery.runtime.served.pricing import prices_of
-from joulery.runtime.served.summary import RunCost, ServedService, compared, summarise_run, with_baseline
-from joulery.runtime.serving.intensity import LiveIntensity
+from joulery.runtime.results.measured_baseline import PeriodEnergy, period_energy
+from joulery.runtime.results.pricing import prices_of
+from joulery.runtime.results.summary import RunCost, ServedService, compared, summarise_run, with_baseline
+from joulery.runtime.serving.live_intensity import LiveIntensity
 from joulery.runtime.serving.running_service import RunningService
 from joulery.runtime.serving.session import ServingSession
 from joulery.runtime.session.requests import RequestColumns, series_columns

@@ -20,7 +20,7 @@ from joulery.domain.serving.engine import (
 from joulery.domain.serving.profile import Profile
 from joulery.perf.power.power_line import PowerLine
 from joulery.policies.serving.search.layout_space import cpu_slices
-from joulery.runtime.profiling.slices import Plan, assemble, digest, machine, measure
+from joulery.runtime.profiling.slice_timings import Plan, assemble, digest, machine, measure
 
 MODELS = {name: ModelRef(ModelKind.PYTHON, f"toys:{name}") for name in ("small", "large")}
 MS = {"small": 4.0, "large": 9.0}

@@ -19,7 +19,7 @@ _FAMILY = CLOVER_SERVICES["efficientnet"].variants
 """A family from light to saturating, for variants that the catalog does not name."""
 
 
-def first_guess(
+def starting_costs(
     name: str, accuracy_ratio: Mapping[str, float], points: Sequence[PullPoint], gpus: int, source: str
 ) -> ServiceCosts:
     """Rough costs of a service.
