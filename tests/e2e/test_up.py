@@ -294,12 +294,12 @@ def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_p
         "lambda: 10 %": "lambda: 40 %, search: learning, trials: {min_requests: 20, longest: 4 s, clock: 30 s}",
         "500 ms": "5 s",  # while the SLO is threatened, searches wait: not on a busy machine's account
     }
-    path, out = site(fields, duration="90 s", replay="90 s"), tmp_path / "summary.json"
+    path, out = site(fields, duration="600 s", replay="90 s"), tmp_path / "summary.json"
     third = """        - {name: third, accuracy: 79 %, accuracy_source: made up,
             model: {kind: python, target: "tests.runtime.toy_models:Sum", options: {busy_s: 0.0025}}}
 """
     with Up(path, tmp_path, "--json-out", str(out)) as up:
-        up.until("/90 s ")
+        up.until("/600 s ")
         started = path.read_text()
         path.write_text(started.replace("    profile:", third.replace(":Sum", ":Missing") + "    profile:"))
         up.until("no callable 'Missing'")
@@ -311,7 +311,7 @@ def test_variants_of_a_clover_policy_join_and_leave_and_no_request_is_lost(tmp_p
         up.until("large is the baseline that savings of this run are compared with")
         path.write_text(re.sub(r" +- {name: small,.*\n.*\n", "", text))
         up.until("small left")
-        up.until("/90 s ", times=3 + up.heard.count("/90 s "))
+        up.until("/600 s ", times=3 + up.heard.count("/600 s "))
         os.killpg(up.process.pid, signal.SIGINT)
         code, _, complaint = up.end()
         assert code == 0, complaint
