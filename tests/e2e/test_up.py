@@ -198,15 +198,15 @@ def test_a_person_sees_what_was_found_what_happens_and_what_it_came_to(tmp_path,
 
 def test_ctrl_c_while_serving_ends_it_with_the_summary_so_far(tmp_path, site):
     out = tmp_path / "summary.json"
-    with Up(site(duration="60 s", replay="60 s"), tmp_path, "--json-out", str(out)) as up:
-        up.until("/60 s ", times=2)
+    with Up(site(duration="600 s", replay="600 s"), tmp_path, "--json-out", str(out)) as up:
+        up.until("/600 s ", times=2)
         os.killpg(up.process.pid, signal.SIGINT)
         code, said, complaint = up.end()
         assert code == 0, complaint
         assert up.survivors() == []
     summary = json.loads(out.read_text())
     check_contract(summary, ended_by_itself=False)
-    assert 0 < summary["duration_s"] < 60 and "Traceback" not in complaint
+    assert 0 < summary["duration_s"] < 600 and "Traceback" not in complaint
     assert re.search(r"^  saving +\S", said, re.MULTILINE)
 
 
@@ -222,8 +222,8 @@ def test_ctrl_c_while_profiling_leaves_nothing(tmp_path):
 
 
 def test_kill_9_leaves_no_child_and_a_readable_run(tmp_path, site):
-    with Up(site(duration="60 s", replay="60 s"), tmp_path) as up:
-        up.until("/60 s ", times=2)
+    with Up(site(duration="600 s", replay="600 s"), tmp_path) as up:
+        up.until("/600 s ", times=2)
         up.process.kill()
         up.process.wait()
         assert up.survivors() == []
@@ -261,9 +261,9 @@ def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site)
     """The site file changes twice while requests come: shares first, then a variant more, another one less."""
     split = "policy: {kind: split, shares: {large: 90 %, small: 10 %}}"
     changed = {"policy: {kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}": split}
-    path, out = site(changed, duration="60 s", replay="60 s"), tmp_path / "summary.json"
+    path, out = site(changed, duration="600 s", replay="600 s"), tmp_path / "summary.json"
     with Up(path, tmp_path, "--json-out", str(out)) as up:
-        up.until("/60 s ")
+        up.until("/600 s ")
         path.write_text(path.read_text().replace("large: 90 %, small: 10 %", "large: 50 %, small: 50 %"))
         up.until("large answers 50 %")
         third = """        - {name: third, accuracy: 85 %, accuracy_source: made up,
@@ -273,8 +273,8 @@ def test_a_canary_joins_a_running_service_and_no_request_is_lost(tmp_path, site)
         path.write_text(text.replace("    profile:", f"{third}    profile:"))
         up.until("third answers 40 %")
         up.until("% third ")  # it answers; on a busy machine the SLO rule may load it, in words of its own
-        up.until("/60 s ", times=2 + up.heard.count("/60 s "))
-        shown = [line for line in up.heard.splitlines() if "/60 s " in line and " % " in line]
+        up.until("/600 s ", times=2 + up.heard.count("/600 s "))
+        shown = [line for line in up.heard.splitlines() if "/600 s " in line and " % " in line]
         assert "small" not in shown[-1]
         os.killpg(up.process.pid, signal.SIGINT)
         code, said, complaint = up.end()
@@ -515,7 +515,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tm
     policy = f"base_intensity: 200 g/kWh, search: clover, trials: {trials}"
     # An SLO that a busy machine keeps, too: a threat would end the trials.
     changed = {"base_intensity: 200 g/kWh": policy, "rate: 30 /s": "rate: 60 /s", "latency: 500 ms": "latency: 20 s"}
-    path = site(changed, duration="120 s", replay="120 s")
+    path = site(changed, duration="600 s", replay="600 s")
     with Up(path, tmp_path) as up:
         up.until("trial 2 of at most 3")
         children = psutil.Process(up.process.pid).children()
@@ -523,7 +523,7 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tm
         workers[0].kill()
         text = path.read_text()
         path.write_text(text.replace("latency: 20 s", "latency: 1 ms"))
-        up.until("SLO tightened from p95 20000 ms to p95 1 ms")
+        up.until("SLO tightened from p95 20.0 s to p95 1 ms")
         up.until("keeps the SLO of 1 ms")
         up.process.send_signal(signal.SIGINT)
         code, _, err = up.end()

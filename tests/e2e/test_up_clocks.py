@@ -59,8 +59,8 @@ def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Pa
 def test_a_session_that_is_killed_gives_the_clock_back(tmp_path: Path, tree: Path) -> None:
     before = settings(tree)
     fixed = "{device: cpu, governor: fixed, clock: 2.4 GHz}"
-    with Up(site(tmp_path, fixed, duration="60 s", replay="60 s"), tmp_path) as up:
-        up.until("/60 s ")
+    with Up(site(tmp_path, fixed, duration="600 s", replay="600 s"), tmp_path) as up:
+        up.until("/600 s ")
         wait_until(lambda: settings(tree) != before, "another clock")
         assert settings(tree)["cpufreq/policy0/scaling_max_freq"] == "2400000"
         os.kill(up.process.pid, signal.SIGKILL)

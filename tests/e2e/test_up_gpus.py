@@ -75,10 +75,10 @@ def test_the_power_of_a_gpu_is_limited_while_it_serves_and_given_back(tmp_path: 
     limit = "device: nvidia, max_slowdown: 2, eta: 100 %, min: 90 %, trial: 1 s, settle: 50 ms, period: 100 ms"
     shared = f"{{mode: mps, shares: [[100 %]]}}], power_limits: [{{{limit}}}"
     site = on_gpu(tmp_path, shared)
-    text = site.read_text().replace("duration: 2 s", "duration: 120 s").replace("latency: 500 ms", "latency: 20 s")
+    text = site.read_text().replace("duration: 2 s", "duration: 600 s").replace("latency: 500 ms", "latency: 20 s")
     site.write_text(text.replace("{kind: clover, lambda: 10 %, base_intensity: 200 g/kWh}", "{kind: fixed}"))
     with Up(site, tmp_path) as up:
-        up.until("/120 s ")
+        up.until("/600 s ")
         wait_until(lambda: nvml.boards[0]["limit_mw"] == 367_000, "a limit")
         up.process.send_signal(signal.SIGINT)
         _, said, complaint = up.end()

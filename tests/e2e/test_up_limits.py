@@ -38,7 +38,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def site(folder: Path, limit: str = LIMIT, clocks: str = "") -> Path:
     write_profile(folder / "profile.json", toy_profile())
-    text = toy_site(folder, duration="120 s", replay="120 s").read_text()
+    text = toy_site(folder, duration="600 s", replay="600 s").read_text()
     large = text[text.index("        - {name: large") : text.index("    slo: {latency")]
     for old, new in (
         (large, ""),
@@ -62,7 +62,7 @@ def limits_set(run: Path) -> list[dict[str, Any]]:
 def test_a_limit_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path) -> None:
     before = limits(tree)
     with Up(site(tmp_path), tmp_path) as up:
-        up.until("/120 s ")
+        up.until("/600 s ")
         wait_until(lambda: limits(tree) != before, "a limit")
         assert int(limits(tree)["intel-rapl:0/constraint_0_power_limit_uw"]) in (110_000_000, 110_040_000, 99_960_000)
         os.kill(up.process.pid, signal.SIGINT)
@@ -81,7 +81,7 @@ def test_a_limit_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path
 def test_a_session_that_is_killed_gives_the_limit_back(tmp_path: Path, tree: Path) -> None:
     before = limits(tree)
     with Up(site(tmp_path), tmp_path) as up:
-        up.until("/120 s ")
+        up.until("/600 s ")
         wait_until(lambda: limits(tree) != before, "a limit")
         os.kill(up.process.pid, signal.SIGKILL)
         up.end()
