@@ -14,7 +14,7 @@ from joulery.config.carbon import CarbonConstant, CarbonFile, CarbonTypical, Car
 from joulery.domain.energy.carbon import CarbonSeries
 from joulery.domain.errors import DataError
 from joulery.domain.serving.timeline import CarbonBasis, CarbonFeed
-from joulery.runtime.serving import intensity
+from joulery.runtime.serving import live_intensity
 from joulery.runtime.serving.live_intensity import ASK_AGAIN_S, LiveIntensity, held, merged
 from joulery.steady_time import unix_s
 from tests.fakes.carbon import Scripted
@@ -25,8 +25,8 @@ DAY_S = 1_602_633_600.0  # 2020-10-14T00:00Z
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Answers come at once here; on a busy machine their threads do not."""
-    monkeypatch.setattr(intensity, "PATIENCE_S", 120.0)
-    monkeypatch.setattr(intensity, "LATER_S", 120.0)
+    monkeypatch.setattr(live_intensity, "PATIENCE_S", 120.0)
+    monkeypatch.setattr(live_intensity, "LATER_S", 120.0)
 
 
 class Clock:
@@ -127,7 +127,7 @@ async def test_a_source_that_never_answered_has_no_label_and_no_grams():
 
 async def test_a_source_that_hangs_stops_nothing(monkeypatch):
     """The question goes on behind; its answer counts once it is there."""
-    monkeypatch.setattr(intensity, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(live_intensity, "PATIENCE_S", 0.0)
     answered, clock = threading.Event(), Clock(10_000.0)
 
     class Hanging(Scripted):

@@ -22,6 +22,7 @@ from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm_commands import (
     GRANT,
     Done,
+    JobOverError,
     Runner,
     command,
     command_runner,
@@ -185,12 +186,12 @@ class SlurmBackend:
                 self._change("release", job=job)
             self._mark(records, held=False)
             return "released"
-        self._mark(records, held=True)
-        if isinstance(action, Hold):
-            self._change("hold", job=job)
-            return "held"
-        self._change("requeue", job=job)
-        return "SIGTERM, KillWait, and back in the queue, held"
+        try:
+            self._mark(records, held=True)
+            self._change("hold" if isinstance(action, Hold) else "requeue", job=job)
+        except JobOverError:
+            return "it ended meanwhile"
+        return "held" if isinstance(action, Hold) else "SIGTERM, KillWait, and back in the queue, held"
 
     def explain(self, texts: Mapping[int, str]) -> str:
         """Write why held jobs wait (by job) behind their marks in AdminComment; a few a call, those that changed.

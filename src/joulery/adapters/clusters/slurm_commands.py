@@ -73,6 +73,10 @@ class Done:
         return self.code != 0 and any(words in self.err for words in _AWAY)
 
 
+class JobOverError(ActuationError):
+    """A change of a job that ended since the last look."""
+
+
 Runner = Callable[[Sequence[str]], Done]
 
 
@@ -121,6 +125,7 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
     """Turn a command that did not succeed into an error.
 
     Raises:
+        JobOverError: The job ended meanwhile.
         ActuationError: Slurm refuses it.
         CapabilityError: The controller does not answer, or this user lacks the right.
     """
@@ -130,7 +135,8 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
             f"Slurm does not let this user change jobs of others: {done.said}", resource="scontrol", grant=GRANT
         )
     if done.code != 0:
-        raise ActuationError(f"{' '.join(words)}: {done.said}")
+        kind = JobOverError if any(text in done.err for text in _OVER) else ActuationError
+        raise kind(f"{' '.join(words)}: {done.said}")
 
 
 def raise_if_away(done: Done) -> None:
@@ -148,4 +154,5 @@ def raise_if_away(done: Done) -> None:
 GRANT = "sacctmgr modify user where name=$USER set adminlevel=Operator"
 """Grants the right to change jobs of others."""
 _AWAY = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were transmitted")
+_OVER = ("Job has already finished", "Job/step already completing or completed")
 _DENIED = ("Access/permission denied", "Invalid user id")

@@ -11,7 +11,7 @@ from joulery.domain.errors import ConfigError, InfeasibleError
 from joulery.policies.placement.provisioning import planner
 from joulery.policies.placement.provisioning.column_generation import attainable
 from joulery.policies.placement.provisioning.gpu_shares import GpuType
-from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
+from joulery.policies.placement.provisioning.many_kinds import planner as many_kinds
 from joulery.policies.placement.provisioning.options import Accounting, Rules
 from joulery.policies.placement.provisioning.packing import problem_of
 from joulery.policies.placement.provisioning.planner import best_plan as plan

@@ -11,7 +11,7 @@ from benchmarks.provision import rows, workloads
 from joulery.policies.placement.provisioning import igniter
 from joulery.policies.placement.provisioning.gpu_shares import Placed, predict, violations_of
 from joulery.policies.placement.provisioning.many_kinds import in_batches
-from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
+from joulery.policies.placement.provisioning.many_kinds import planner as many_kinds
 from joulery.policies.placement.provisioning.many_kinds.fewer_gpus import with_fewer_gpus
 from joulery.policies.placement.provisioning.options import BatchLimits, Rules
 from joulery.policies.placement.provisioning.packing import problem_of

@@ -8,7 +8,7 @@ from joulery.domain.gpu.provisioning import Workload
 from joulery.domain.serving.service import Slo
 from joulery.policies.placement.provisioning.gpu_shares import Placed, ReplicaLoad, Share
 from joulery.policies.placement.provisioning.many_kinds import in_batches
-from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
+from joulery.policies.placement.provisioning.many_kinds import planner as many_kinds
 from joulery.policies.placement.provisioning.many_kinds.in_batches import BATCH, plan_in_batches
 from joulery.policies.placement.provisioning.options import Rules
 from joulery.policies.placement.provisioning.planner import provision

@@ -15,7 +15,7 @@ from joulery.domain.gpu.provisioning import Arrivals
 from joulery.policies.placement import master
 from joulery.policies.placement.provisioning.column_generation import Effort, volume
 from joulery.policies.placement.provisioning.exact import cheapest
-from joulery.policies.placement.provisioning.many_kinds import plan as many_kinds
+from joulery.policies.placement.provisioning.many_kinds import planner as many_kinds
 from joulery.policies.placement.provisioning.many_kinds.exchanges import Exchangeable
 from joulery.policies.placement.provisioning.many_kinds.generation import QUICK, BoxGenerator
 from joulery.policies.placement.provisioning.many_kinds.in_batches import replan_worst
