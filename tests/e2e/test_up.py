@@ -532,7 +532,8 @@ def test_trials_on_the_running_service_survive_a_kill_and_a_changed_slo(site, tm
     decisions = [entry for entry in log if entry["kind"] == "decision"]
     assert {entry["outcome"] for entry in decisions} == {"applied"}
     kinds = [entry["decision"]["kind"] for entry in decisions]
-    assert [kind for kind in kinds if kind != "set_weights"][:2] == ["try_layout", "try_layout"]
+    # On a busy machine requests come late: a search may begin anew for the demand, after a layout that is kept.
+    assert next(kind for kind in kinds if kind != "set_weights") == "try_layout" and kinds.count("try_layout") >= 2
     assert "the baseline" in decisions[0]["decision"]["reason"]
     outcomes = open_run(tmp_path / "run").series("requests")["outcome"].tolist()
     # The client goes away with the run: what it no longer waits for is cancelled.

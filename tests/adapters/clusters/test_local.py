@@ -220,6 +220,25 @@ def test_a_job_whose_exit_code_the_disk_refused_has_that_of_its_runner(machine: 
     assert (failed.state, failed.exit_code, failed.restarts) == (JobState.FAILED, 3, 0)
 
 
+def test_a_job_that_ends_during_the_look_keeps_its_exit_code_without_a_file(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = machine.submit("raise SystemExit(3)")
+    (machine.book.folder(number) / "exit.0.tmp").mkdir()
+    machine.backend.apply(Start(number, 1))
+    pid = machine.book.read(number, "run")["pid"]
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    wait, looks = os.wait4, []
+
+    def not_yet(child: int, options: int) -> Any:
+        looks.append(child)
+        return (0, 0, None) if len(looks) == 1 else wait(child, options)
+
+    monkeypatch.setattr(os, "wait4", not_yet)
+    seen = machine.job(number)
+    assert (seen.state, seen.exit_code, seen.restarts) == (JobState.FAILED, 3, 0)
+
+
 def test_a_job_that_fails_by_itself_is_not_started_again(machine: Machine) -> None:
     number = machine.submit("raise SystemExit(3)")
     machine.backend.apply(Start(number, 1))

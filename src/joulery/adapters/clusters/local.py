@@ -1,9 +1,8 @@
 """Training jobs as processes of this machine: slots are GPUs or groups of cores, a stop is SIGTERM, then SIGKILL.
 
-A job is its command line. It is started in a session of its own with ``JOULERY_GPUS`` (slots it has),
-``JOULERY_RESTART_COUNT``, ``JOULERY_JOB`` and ``JOULERY_PROGRESS`` (a file to append progress to); what it prints is
-appended to one file over all its starts. A stop is SIGTERM and a grace period to save state; whatever its
-exit code then, the job waits to be started again with the same command, unless its progress reports 100 %.
+A job is its command line, started in a session of its own with ``JOULERY_GPUS`` (its slots), ``JOULERY_RESTART_COUNT``,
+``JOULERY_JOB`` and ``JOULERY_PROGRESS`` (a file to append progress to). One file has the output of all starts. After a
+stop the job waits to be started again, whatever its exit code, unless its progress reports 100 %.
 
 Everything that matters is on disk before it is relied on, and processes are known by number and start time: a scheduler
 that is killed finds its jobs again, a machine that went down starts them again.
@@ -297,7 +296,7 @@ class LocalBackend:
     def _ended(self, job: ClusterJob, run: Mapping[str, Any], stop: Mapping[str, Any] | None) -> ClusterJob:
         """A job whose process is gone: over, or waiting for its next start."""
         code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
-        code = self._codes.get(run["pid"]) if code is None else code  # on a full disk there is no file
+        code = self._reap().get(run["pid"]) if code is None else code  # a full disk has no file; it may end just now
         if self._book.read(job.id, "cancel") is not None:
             return self._end(job.id, JobState.CANCELLED, code, job.run)
         finished = code == 0 and (stop is None or job.progress_ratio >= 1.0)
@@ -430,8 +429,8 @@ class LocalBackend:
             os.sched_setaffinity(0, before)
             os.close(log)
 
-    def _reap(self) -> None:
-        """Reap children of this process that ended."""
+    def _reap(self) -> Mapping[int, int]:
+        """Reap children of this process that ended; the exit codes by process so far."""
         for pid in tuple(self._children):
             try:
                 found, status, used = os.wait4(pid, os.WNOHANG)
@@ -444,6 +443,7 @@ class LocalBackend:
                 ended = True
             if ended:
                 self._children.discard(pid)
+        return self._codes
 
     def _stop(self, job: int) -> str:
         run = self._book.read(job, "run")
