@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,8 +102,10 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
 
 def _meant(word: str, names: Sequence[str]) -> str:
     """A question that names the nearest of some names; empty where none is near."""
-    near = difflib.get_close_matches(word, names, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    from joulery.config.parsing.problem import nearest
+
+    near = nearest(word, names)
+    return f" Did you mean {near!r}?" if near else ""
 
 
 class Month(click.ParamType):  # type: ignore[type-arg]
