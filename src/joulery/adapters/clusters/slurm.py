@@ -176,17 +176,17 @@ class SlurmBackend:
         if not self._operator and records[0].user != self._user():
             raise ActuationError(f"job {action.job} is of {records[0].user}, and {self._user()} is no operator")
         job = records[0].address
-        if isinstance(action, Split):
-            tasks = ",".join(map(str, expand_tasks(records[0].array_tasks)[: action.count]))
-            self._change("hold", job=f"{records[0].array}_[{tasks}]")
-            return f"tasks {tasks} are jobs of their own, held"
-        if isinstance(action, Release):
-            waits = records[0].state in ("PENDING", "PD")
-            if waits or any(record.held for record in records):  # what runs unheld has a mark to lose, and no hold
-                self._change("release", job=job)
-            self._mark(records, held=False)
-            return "released"
         try:
+            if isinstance(action, Split):
+                tasks = ",".join(map(str, expand_tasks(records[0].array_tasks)[: action.count]))
+                self._change("hold", job=f"{records[0].array}_[{tasks}]")
+                return f"tasks {tasks} are jobs of their own, held"
+            if isinstance(action, Release):
+                waits = records[0].state in ("PENDING", "PD")
+                if waits or any(record.held for record in records):  # what runs unheld has a mark to lose, and no hold
+                    self._change("release", job=job)
+                self._mark(records, held=False)
+                return "released"
             self._mark(records, held=True)
             self._change("hold" if isinstance(action, Hold) else "requeue", job=job)
         except JobOverError:
