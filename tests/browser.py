@@ -95,6 +95,8 @@ class Browser:
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
+        self.call("Page.navigate", url="about:blank")  # a page of before goes on asking a server that has ended
+        self.wait("document.readyState === 'complete' && location.href === 'about:blank'")
         self.events.clear()
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")

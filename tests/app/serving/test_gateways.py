@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from joulery.adapters.engines.shared.control import Welcome
+from joulery.adapters.engines.shared.control import Taken, Welcome
+from joulery.adapters.engines.shared.controlled import ControlledEngine
 from joulery.app.serving.gateways.handle import GatewayGroup, first_unstored
 from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, gateways_folder
 from joulery.app.serving.gateways.stored_marks import MARKS, StoredMarks
@@ -19,9 +20,16 @@ from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
+from joulery.domain.serving.charging import ChargeTable
 from joulery.domain.serving.engine import Outcome, RequestRecord
+from joulery.domain.serving.ledger import LedgerBatch
 from joulery.runtime.session.requests import ROW, RequestRecorder
 from tests.runtime.site_files import toy_site
+
+
+def _folder(path: Path) -> Any:
+    """A run folder, as far as it is asked here."""
+    return SimpleNamespace(path=path)
 
 
 def serving(**gateways: object) -> ServingConfig:
@@ -102,13 +110,84 @@ def test_the_next_controller_knows_which_records_are_stored(tmp_path: Path) -> N
     assert [file.name for file in tmp_path.iterdir()] == [MARKS]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"i": 3}', b'{"i": {"p": "x"}}', b"\xff"])
+@pytest.mark.parametrize(("written", "mark"), [(0, 1), (2, 1), (3, 5), (4, 5)])
+def test_marks_hold_once_the_rows_are_there(tmp_path: Path, written: int, mark: int) -> None:
+    """A controller that is killed between its rows and its marks is not counted again, nor is one that wrote none."""
+    rows, kept = tmp_path / "requests.rows", StoredMarks(tmp_path)
+    kept.write({"i": {"p": 1}, "j": {"q": 2}})
+    kept.expect({rows: 3, tmp_path / "never made": 0}, {"i": {"p": 5}})
+    if written:
+        rows.write_bytes(bytes(written * ROW.itemsize))
+    second = StoredMarks(tmp_path)
+    assert second.read() == {"i": {"p": mark}, "j": {"q": 2}}
+    rows.unlink(missing_ok=True)
+    second.expect({rows: 1}, {"i": {"p": 9}})
+    assert StoredMarks(tmp_path).read() == {"i": {"p": mark}, "j": {"q": 2}}, "what was found is kept"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"marks": 3, "once": 4}',
+        b'{"marks": {"i": {"p": "x"}}, "once": {"rows": {}, "marks": {}}}',
+        b'{"marks": {}, "once": {"rows": {"f": "x"}, "marks": {}}}',
+        b"\xff",
+    ],
+)
 def test_damaged_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
     assert StoredMarks(tmp_path).read() == {}
     (tmp_path / MARKS).write_bytes(content)
     assert StoredMarks(tmp_path).read() == {}
     StoredMarks(tmp_path).write({"i": {"p": 1}})
     assert StoredMarks(tmp_path).read() == {"i": {"p": 1}}
+
+
+class EngineServerLink:
+    """The connection to an engine server that has nothing to say."""
+
+    connected = True
+
+    async def ask(self, method: str, *_: object, within_s: float | None = None) -> Any:
+        return Taken((), (), LedgerBatch(0), {}, {}, (), {}) if method == "take" else None
+
+    def post(self, *_: object) -> None:
+        pass
+
+
+async def test_rows_on_disk_are_stored_though_the_controller_is_killed_at_once(tmp_path: Path) -> None:
+    """Between its rows and its word that they are stored there is a moment: 37 requests were counted twice."""
+    record = RequestRecord("sums", "small", "r", 1.0, 1.0, 2.0, Outcome.OK, 0.1, 0.1, 1, None)
+    group: Any = object.__new__(GatewayGroup)
+    group.site, group._writer = SimpleNamespace(name="toys", serving=serving(), language_models=()), _folder(tmp_path)
+    group._link, group._found = EngineServerLink(), SimpleNamespace(instance="i", marks={}, zero_s=0)
+    group._controlled, group._stored_marks, group._names = ControlledEngine(None), StoredMarks(tmp_path), []
+    group._unmetered, group._session = UnmeteredRequests(_folder(tmp_path)), None
+    group._closing, group._unknown = False, 0
+    group.local, group.metrics = SimpleNamespace(joined=lambda _: True), SimpleNamespace(decision=None)
+    recorder = RequestRecorder(tmp_path / "requests.rows")
+    await group.open_to(
+        SimpleNamespace(
+            history=SimpleNamespace(requests=recorder),
+            services={},
+            watch=lambda _: None,
+            on_decision=lambda _: None,
+            charges=lambda _: ChargeTable(),
+        )
+    )
+    group._controlled._taken = {"gateway": 2}
+    recorder.add(record)
+    assert StoredMarks(tmp_path).read() == {"i": {}}
+    recorder.flush()
+    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 2}}
+    group._controlled._taken = {"gateway": 3}
+    group._unmetered.add(record)
+    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 2}}
+    group._unmetered.flush()
+    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 3}}
+    assert group._controlled.marks == {"i": {}}, "gateways forget what is stored, not what will be"
 
 
 async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started(tmp_path, monkeypatch) -> None:
@@ -125,7 +204,7 @@ async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started
     group._session = SimpleNamespace(warn=lambda _: None, history=SimpleNamespace(requests=recorder))
     group._controlled, group._found = None, SimpleNamespace(gateways=())
     group._former, group._former_unknown, group._unknown = Counter(), 0, 0
-    group._unmetered, group.restarts, group._reviving = UnmeteredRequests(SimpleNamespace(path=tmp_path)), 0, None
+    group._unmetered, group.restarts, group._reviving = UnmeteredRequests(_folder(tmp_path)), 0, None
     await group._revive()
     assert on_disk == [1] and group.restarts == 1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,18 @@ class RequestRecorder:
     Args:
         path: The file; it is made, and replaces an older one.
 
+    Attributes:
+        path: The file.
+        count: Requests recorded so far: the rows of the file after :meth:`flush`.
+        before_write: Called before rows are written.
+
     Raises:
         CapabilityError: The disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self.before_write: Callable[[], None] = lambda: None
         self._buffer = bytearray()
         self._encoder = _Encoder()
         self.count = 0
@@ -116,7 +122,8 @@ class RequestRecorder:
         """
         if not self._buffer:
             return
-        with disk_errors(self._path), self._path.open("ab", buffering=0) as file:
+        self.before_write()
+        with disk_errors(self.path), self.path.open("ab", buffering=0) as file:
             length = file.tell()
             try:
                 written = file.write(self._buffer)
@@ -137,11 +144,11 @@ class RequestRecorder:
         names = tuple(self._encoder.services), tuple(self._encoder.variants)
         if not self.count:
             return RequestColumns(np.empty(0, ROW), *names)
-        return RequestColumns(np.memmap(self._path, ROW, mode="r"), *names)
+        return RequestColumns(np.memmap(self.path, ROW, mode="r"), *names)
 
     def remove(self) -> None:
         """Delete the file: the series ``requests`` has taken its place."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 class _Encoder:

@@ -271,8 +271,14 @@ class ControlledEngine:
     def stored(self) -> None:
         """Everything taken so far is on disk: the engine server need not keep it, and gateways may forget it."""
         self._post("drop", self.next)
+        self.marks = self.marks_once_stored()
+
+    def marks_once_stored(self) -> RecordMarks:
+        """The marks as :meth:`stored` will raise them."""
+        marks = {server: dict(numbers) for server, numbers in self.marks.items()}
         if self._instance:
-            advance(self.marks, {self._instance: self._taken})
+            advance(marks, {self._instance: self._taken})
+        return marks
 
     @property
     def gateways(self) -> tuple[GatewayStatus, ...]:

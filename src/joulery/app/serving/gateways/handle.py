@@ -157,6 +157,8 @@ class GatewayGroup:
             await asyncio.sleep(_REFRESH_S / 2)
         await controlled.refresh()
         self._session = session
+        for recorder in (session.history.requests, self._unmetered.recorder):
+            recorder.before_write = self._expect_rows
         await self._begin(controlled)
         session.watch(self._ticked)
         session.on_decision(self.metrics.decision)
@@ -309,6 +311,14 @@ class GatewayGroup:
         if self._controlled is not None:
             self._controlled.stored()
             self._keep_marks(self._controlled)
+
+    def _expect_rows(self) -> None:
+        """Requests are about to be written: whoever finds the rows knows which records are stored."""
+        if self._controlled is not None and self._session is not None:
+            recorders = (self._session.history.requests, self._unmetered.recorder)
+            rows = {one.path.absolute(): one.count for one in recorders}
+            with suppress(JouleryError):  # a full disk: the next controller may count some of them again
+                self._stored_marks.expect(rows, self._controlled.marks_once_stored())
 
     def _keep_marks(self, controlled: ControlledEngine) -> None:
         """Keep for the next controller which records are stored."""

@@ -20,12 +20,15 @@ class UnmeteredRequests:
     Args:
         writer: The run folder.
 
+    Attributes:
+        recorder: The file.
+
     Raises:
         CapabilityError: The disk refuses.
     """
 
     def __init__(self, writer: RunWriter) -> None:
-        self._writer, self._recorder = writer, RequestRecorder(writer.path / UNMETERED)
+        self._writer, self.recorder = writer, RequestRecorder(writer.path / UNMETERED)
         self._outcomes: Counter[str] = Counter()
         self._folded: Counter[str] = Counter()
         self._first_s = self._last_s = float("nan")
@@ -37,7 +40,7 @@ class UnmeteredRequests:
 
     def add(self, record: RequestRecord) -> None:
         """Count one request that ended."""
-        self._recorder.add(record)
+        self.recorder.add(record)
         self._outcomes[record.outcome.value] += 1
         if not self._first_s <= record.arrival_s:
             self._first_s = record.arrival_s
@@ -59,7 +62,7 @@ class UnmeteredRequests:
         Raises:
             CapabilityError: The disk refuses.
         """
-        self._recorder.flush()
+        self.recorder.flush()
 
     def report(self) -> dict[str, Any]:
         """The report's entry on them; writes those known one by one as a series.
@@ -67,10 +70,10 @@ class UnmeteredRequests:
         Raises:
             CapabilityError: The disk refuses.
         """
-        columns = self._recorder.columns()
+        columns = self.recorder.columns()
         if len(columns):
             write_requests(self._writer, columns, UNMETERED_SERIES)
-        self._recorder.remove()
+        self.recorder.remove()
         return {
             "requests": self.count,
             "outcomes": dict(sorted(self._outcomes.items())),
