@@ -9,6 +9,7 @@ coverage is below its floor.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,22 @@ ROOT = Path(__file__).resolve().parents[1]
 LAST_FAILED, NOT_ALLOWED = Path("v/cache/lastfailed"), Path("v/skips/not_allowed")
 """In the cache folder: where pytest keeps what failed, and ``tests/conftest.py`` skips without an allowed reason."""
 STARTS_PROGRAMS = ("tests/e2e/", "tests/contract/", "tests/docs/test_commands.py::test_the_commands_of_a_page_run[")
+MARKED = re.compile(r"^pytestmark = .*\bpytest\.mark\.e2e\b", re.MULTILINE)
+"""A file all of whose tests start programs, wherever it is: a browser, a server."""
 MOST = 4
+
+
+def starts_programs(name: str) -> bool:
+    """Whether a test starts programs."""
+    file = ROOT / name.partition("::")[0]
+    return name.startswith(STARTS_PROGRAMS) or (file.exists() and bool(MARKED.search(file.read_text(encoding="utf-8"))))
 
 
 def judged(failed: list[str]) -> str | None:
     """Why the failures of a run are final; None where each may run once more."""
     if not failed:
         return "no test failed: something else did"
-    if others := [name for name in failed if not name.startswith(STARTS_PROGRAMS)]:
+    if others := [name for name in failed if not starts_programs(name)]:
         return f"{others[0]} starts no program: it fails for a reason of its own"
     if len(failed) > MOST:
         return f"{len(failed)} tests failed, and {MOST} may run once more"

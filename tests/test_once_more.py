@@ -20,6 +20,8 @@ E2E, CONTRACT, UNIT = (
         ([E2E, UNIT], "test_c.py::test_c"),
         ([f"{E2E}{k}" for k in range(5)], "5 tests failed"),
         ([E2E, CONTRACT], None),
+        (["tests/ui/dashboard/test_page.py::test_it_lives", E2E], None),
+        (["tests/gateway/test_tls.py::test_of_a_certificate"], "test_tls.py::test_of"),
     ],
 )
 def test_only_few_tests_that_start_programs_run_once_more(failed, words):

@@ -13,6 +13,7 @@ from tests.contract.test_engine import NO_RAY
 NO_TRAIN = "Ray Train is not installed: pip install 'ray[train]' torch"
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=NO_RAY),
     pytest.mark.skipif(any(importlib.util.find_spec(one) is None for one in ("pandas", "torch")), reason=NO_TRAIN),
 ]
