@@ -313,7 +313,7 @@ class GatewayGroup:
             self._keep_marks(self._controlled)
 
     def _expect_rows(self) -> None:
-        """Requests are about to be written: whoever finds the rows knows which records are stored."""
+        """Requests are about to be written: a controller that finds the rows knows which records are stored."""
         if self._controlled is not None and self._session is not None:
             recorders = (self._session.history.requests, self._unmetered.recorder)
             rows = {one.path.absolute(): one.count for one in recorders}
