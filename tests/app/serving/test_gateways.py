@@ -3,7 +3,6 @@
 import subprocess
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +10,23 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from joulery.adapters.engines.shared.control import Taken, Welcome
+from joulery.adapters.engines.shared.control import Taken
 from joulery.adapters.engines.shared.controlled import ControlledEngine
-from joulery.app.serving.gateways.handle import GatewayGroup, first_unstored
+from joulery.app.serving.gateways.handle import GatewayGroup
 from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, gateways_folder
-from joulery.app.serving.gateways.stored_marks import MARKS, StoredMarks
+from joulery.app.serving.gateways.stored_records import STORED, StoredRecords
 from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.config import load
 from joulery.config.serving import ServingConfig
 from joulery.domain.errors import ConfigError
 from joulery.domain.serving.charging import ChargeTable
 from joulery.domain.serving.engine import Outcome, RequestRecord
-from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.ledger import LedgerBatch, LedgerEntry, Stored
 from joulery.runtime.session.requests import ROW, RequestRecorder
+from joulery.steady_time import unix_s
 from tests.runtime.site_files import toy_site
+
+RECORD = RequestRecord("sums", "small", "r", 1.0, 1.0, 2.0, Outcome.OK, 0.1, 0.1, 1, None)
 
 
 def _folder(path: Path) -> Any:
@@ -88,41 +90,33 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     assert caught.value.hint == f"chmod 700 {folder}"
 
 
-@pytest.mark.parametrize(("rows", "first"), [(0, 7), (40, 7), (48, 7), (4 * 48 + 5, 9)])
-def test_rows_that_a_killed_controller_wrote_last_are_not_taken_again(tmp_path: Path, rows: int, first: int) -> None:
-    """Entry 5 is the first in its file; it reported entries below 7 as stored, and was killed."""
-    (tmp_path / "requests.rows").write_bytes(bytes(rows))
-    found = Welcome(1, "toys", None, 0.0, 7, (str(tmp_path), 5), 0.0, (), "i", {})
-    assert first_unstored(found) == first
-    assert first_unstored(replace(found, stored=("", 0))) == 7
-
-
 def test_the_next_controller_knows_which_records_are_stored(tmp_path: Path) -> None:
-    marks: dict[str, dict[str, int]] = {}
-    kept = StoredMarks(tmp_path)
+    stored, kept = Stored({}, {}), StoredRecords(tmp_path)
     for number in range(20):
-        marks[f"server {number}"] = {}
-        kept.write(marks)
-        marks[f"server {number}"]["gateway"] = number
-        kept.write(marks)
-        assert StoredMarks(tmp_path).read()[f"server {number}"] == {"gateway": number}
-    assert list(StoredMarks(tmp_path).read()) == [f"server {number}" for number in range(4, 20)]
-    assert [file.name for file in tmp_path.iterdir()] == [MARKS]
+        stored.marks[f"server {number}"] = {}
+        kept.write(stored)
+        stored.marks[f"server {number}"]["gateway"] = stored.entries[f"server {number}"] = number
+        kept.write(stored)
+        found = StoredRecords(tmp_path).read()
+        assert found.marks[f"server {number}"] == {"gateway": found.entries[f"server {number}"]} == {"gateway": number}
+    latest = [f"server {number}" for number in range(4, 20)]
+    assert list(found.marks) == list(found.entries) == latest
+    assert [file.name for file in tmp_path.iterdir()] == [STORED]
 
 
 @pytest.mark.parametrize(("written", "mark"), [(0, 1), (2, 1), (3, 5), (4, 5)])
-def test_marks_hold_once_the_rows_are_there(tmp_path: Path, written: int, mark: int) -> None:
-    """A controller that is killed between its rows and its marks is not counted again, nor is one that wrote none."""
-    rows, kept = tmp_path / "requests.rows", StoredMarks(tmp_path)
-    kept.write({"i": {"p": 1}, "j": {"q": 2}})
-    kept.expect({rows: 3, tmp_path / "never made": 0}, {"i": {"p": 5}})
+def test_records_are_stored_once_their_rows_are_there(tmp_path: Path, written: int, mark: int) -> None:
+    """A controller that is killed between its rows and its word is not counted again, nor is one that wrote none."""
+    rows, kept = tmp_path / "requests.rows", StoredRecords(tmp_path)
+    kept.write(Stored({"i": {"p": 1}, "j": {"q": 2}}, {"i": 1}))
+    kept.expect({rows: 3, tmp_path / "never made": 0}, Stored({"i": {"p": 5}}, {"i": 5}))
     if written:
         rows.write_bytes(bytes(written * ROW.itemsize))
-    second = StoredMarks(tmp_path)
-    assert second.read() == {"i": {"p": mark}, "j": {"q": 2}}
+    second, found = StoredRecords(tmp_path), Stored({"i": {"p": mark}, "j": {"q": 2}}, {"i": mark})
+    assert second.read() == found
     rows.unlink(missing_ok=True)
-    second.expect({rows: 1}, {"i": {"p": 9}})
-    assert StoredMarks(tmp_path).read() == {"i": {"p": mark}, "j": {"q": 2}}, "what was found is kept"
+    second.expect({rows: 1}, Stored({"i": {"p": 9}}, {"i": 9}))
+    assert StoredRecords(tmp_path).read() == found, "what was found is kept"
 
 
 @pytest.mark.parametrize(
@@ -131,69 +125,107 @@ def test_marks_hold_once_the_rows_are_there(tmp_path: Path, written: int, mark: 
         b"",
         b"{",
         b"[]",
-        b'{"marks": 3, "once": 4}',
-        b'{"marks": {"i": {"p": "x"}}, "once": {"rows": {}, "marks": {}}}',
-        b'{"marks": {}, "once": {"rows": {"f": "x"}, "marks": {}}}',
+        b'{"marks": 3, "entries": {}, "once": 4}',
+        b'{"marks": {"i": {"p": "x"}}, "entries": {}, "once": {"rows": {}, "marks": {}, "entries": {}}}',
+        b'{"marks": {}, "entries": {"i": "x"}, "once": {"rows": {}, "marks": {}, "entries": {}}}',
+        b'{"marks": {}, "entries": {}, "once": {"rows": {"f": "x"}, "marks": {}, "entries": {}}}',
         b"\xff",
     ],
 )
-def test_damaged_marks_are_no_marks(tmp_path: Path, content: bytes) -> None:
-    assert StoredMarks(tmp_path).read() == {}
-    (tmp_path / MARKS).write_bytes(content)
-    assert StoredMarks(tmp_path).read() == {}
-    StoredMarks(tmp_path).write({"i": {"p": 1}})
-    assert StoredMarks(tmp_path).read() == {"i": {"p": 1}}
+def test_a_damaged_file_is_none(tmp_path: Path, content: bytes) -> None:
+    assert StoredRecords(tmp_path).read() == Stored({}, {})
+    (tmp_path / STORED).write_bytes(content)
+    assert StoredRecords(tmp_path).read() == Stored({}, {})
+    StoredRecords(tmp_path).write(Stored({"i": {"p": 1}}, {"i": 2}))
+    assert StoredRecords(tmp_path).read() == Stored({"i": {"p": 1}}, {"i": 2})
 
 
 class EngineServerLink:
-    """The connection to an engine server that has nothing to say."""
+    """The connection to an engine server, whose ledger gives what a test puts in."""
 
     connected = True
 
-    async def ask(self, method: str, *_: object, within_s: float | None = None) -> Any:
-        return Taken((), (), LedgerBatch(0), {}, {}, (), {}) if method == "take" else None
+    def __init__(self) -> None:
+        self.entries: tuple[LedgerEntry, ...] = ()
+        self.asked_from: list[int] = []
+
+    async def ask(self, method: str, *arguments: Any, within_s: float | None = None) -> Any:
+        if method != "take":
+            return None
+        self.asked_from.append(arguments[0])
+        return Taken((), (), LedgerBatch(arguments[0], self.entries), {}, {}, (), {})
 
     def post(self, *_: object) -> None:
         pass
 
 
+class Played:
+    """Gateways under a controller that may end between any two lines, in a state folder."""
+
+    def __init__(self, folder: Path, run: Path) -> None:
+        run.mkdir()
+        self.link, self.requests = EngineServerLink(), RequestRecorder(run / "requests.rows")
+        self.group: Any = object.__new__(GatewayGroup)
+        group, engine = self.group, ControlledEngine(None)
+        group.site, group._writer = SimpleNamespace(name="toys", serving=serving(), language_models=()), _folder(run)
+        group._link, group._found = self.link, SimpleNamespace(instance="i", marks={}, zero_s=0.0, first=0)
+        group._stored_records, group._names, group._session = StoredRecords(folder), [], None
+        group._unmetered, group._closing, group._unknown = UnmeteredRequests(_folder(run)), False, 0
+        group.local = SimpleNamespace(joined=lambda _: True)
+        group.metrics = SimpleNamespace(decision=None, request=lambda _: None)
+        engine.marks, engine.entries = group._stored_records.read()
+        engine.next, engine.on_batch = max(0, engine.entries.get("i", 0)), group._take
+        group._controlled = engine
+
+    async def open(self) -> None:
+        history = SimpleNamespace(requests=self.requests)
+        await self.group.open_to(
+            SimpleNamespace(
+                history=history,
+                services={},
+                started_s=0.0,
+                telemetry=self.requests.add,
+                watch=lambda _: None,
+                on_decision=lambda _: None,
+                charges=lambda _: ChargeTable(),
+            )
+        )
+
+    async def take(self, *ends_s: float) -> None:
+        """Take requests that ended at these times, numbered on."""
+        engine = self.group._controlled
+        self.link.entries = tuple(
+            LedgerEntry("g", RECORD._replace(end_s=end_s - unix_s() + time.monotonic()), "p", engine.next + 1 + place)
+            for place, end_s in enumerate(ends_s)
+        )
+        await engine.refresh()
+        self.link.entries = ()
+
+
 async def test_rows_on_disk_are_stored_though_the_controller_is_killed_at_once(tmp_path: Path) -> None:
     """Between its rows and its word that they are stored there is a moment: 37 requests were counted twice."""
-    record = RequestRecord("sums", "small", "r", 1.0, 1.0, 2.0, Outcome.OK, 0.1, 0.1, 1, None)
-    group: Any = object.__new__(GatewayGroup)
-    group.site, group._writer = SimpleNamespace(name="toys", serving=serving(), language_models=()), _folder(tmp_path)
-    group._link, group._found = EngineServerLink(), SimpleNamespace(instance="i", marks={}, zero_s=0)
-    group._controlled, group._stored_marks, group._names = ControlledEngine(None), StoredMarks(tmp_path), []
-    group._unmetered, group._session = UnmeteredRequests(_folder(tmp_path)), None
-    group._closing, group._unknown = False, 0
-    group.local, group.metrics = SimpleNamespace(joined=lambda _: True), SimpleNamespace(decision=None)
-    recorder = RequestRecorder(tmp_path / "requests.rows")
-    await group.open_to(
-        SimpleNamespace(
-            history=SimpleNamespace(requests=recorder),
-            services={},
-            watch=lambda _: None,
-            on_decision=lambda _: None,
-            charges=lambda _: ChargeTable(),
-        )
-    )
-    group._controlled._taken = {"gateway": 2}
-    recorder.add(record)
-    assert StoredMarks(tmp_path).read() == {"i": {}}
-    recorder.flush()
-    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 2}}
-    group._controlled._taken = {"gateway": 3}
-    group._unmetered.add(record)
-    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 2}}
-    group._unmetered.flush()
-    assert StoredMarks(tmp_path).read() == {"i": {"gateway": 3}}
-    assert group._controlled.marks == {"i": {}}, "gateways forget what is stored, not what will be"
+    first = Played(tmp_path, tmp_path / "first")
+    await first.open()
+    await first.take(1.0, 1.0)
+    assert StoredRecords(tmp_path).read() == Stored({"i": {}}, {"i": 0})
+    first.requests.flush()
+    assert StoredRecords(tmp_path).read() == Stored({"i": {"p": 2}}, {"i": 2})
+    await first.take(-1.0)  # one that a gateway had kept from before the session
+    assert first.group._unmetered.count == 1
+    assert StoredRecords(tmp_path).read().entries == {"i": 2}
+    first.group._unmetered.flush()
+    assert StoredRecords(tmp_path).read() == Stored({"i": {"p": 3}}, {"i": 3})
+    assert first.group._controlled.marks == {"i": {}}, "gateways forget what is stored, not what will be"
+
+    second = Played(tmp_path, tmp_path / "second")
+    await second.open()
+    assert second.link.asked_from == [3], "what has no row in the first file is not taken again either"
 
 
 async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started(tmp_path, monkeypatch) -> None:
     """Gateways forget it then. A controller that was killed before its next tick took it along."""
     recorder, on_disk = RequestRecorder(tmp_path / "requests.rows"), []
-    recorder.add(RequestRecord("sums", "small", "r", 1.0, 1.0, 2.0, Outcome.OK, 0.1, 0.1, 1, None))
+    recorder.add(RECORD)
 
     async def revived(_: GatewayGroup) -> bool:
         on_disk.append((tmp_path / "requests.rows").stat().st_size // ROW.itemsize)

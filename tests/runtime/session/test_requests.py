@@ -1,6 +1,7 @@
 """Requests recorded on disk: nothing of them is lost, and memory does not grow with their number."""
 
 import math
+import resource
 
 import numpy as np
 import pytest
@@ -60,6 +61,22 @@ def test_a_disk_that_refuses_fails_no_request_and_loses_none(tmp_path) -> None:
     folder.mkdir()
     recorder.add(one(2))
     assert recorder.columns().rows["arrival_s"].tolist() == [1.0, 2.0]
+
+
+def test_a_disk_that_takes_a_part_refuses_and_loses_no_row(tmp_path) -> None:
+    """Rows were called stored that it had not taken: of a controller that was killed then they were lost."""
+    recorder = RequestRecorder(tmp_path / "r.rows")
+    for k in range(4):
+        recorder.add(one(k))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * module.ROW.itemsize + 7, limits[1]))
+    try:
+        with pytest.raises(CapabilityError):
+            recorder.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "r.rows").stat().st_size == 2 * module.ROW.itemsize
+    assert recorder.columns().rows["arrival_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_the_series_is_written_block_by_block(tmp_path, monkeypatch) -> None:

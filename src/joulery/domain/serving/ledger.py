@@ -39,6 +39,18 @@ RecordMarks = dict[str, dict[str, int]]
 """Number of the newest record that a controller has stored, by engine server and gateway process."""
 
 
+class Stored(NamedTuple):
+    """Records that controllers have stored.
+
+    Attributes:
+        marks: Of gateways' records, by which they know what to keep.
+        entries: Ledger entries below these numbers, by engine server.
+    """
+
+    marks: RecordMarks
+    entries: dict[str, int]
+
+
 def advance(marks: RecordMarks, further: RecordMarks) -> None:
     """Raise marks to others where those are higher."""
     for server, processes in further.items():

@@ -124,15 +124,14 @@ class RequestRecorder:
             return
         self.before_write()
         with disk_errors(self.path), self.path.open("ab", buffering=0) as file:
-            length = file.tell()
+            length, written = file.tell(), 0
             try:
-                written = file.write(self._buffer)
-            except OSError:
-                file.truncate(length)
-                raise
-            whole = written - written % ROW.itemsize  # a disk that is almost full takes a part
-            file.truncate(length + whole)
-        del self._buffer[:whole]
+                while written < len(self._buffer):  # a disk that is almost full takes a part, and refuses the rest
+                    written += file.write(self._buffer[written:])
+            finally:
+                whole = written - written % ROW.itemsize
+                file.truncate(length + whole)
+                del self._buffer[:whole]
 
     def columns(self) -> RequestColumns:
         """Everything recorded so far, as a read-only map of the file.

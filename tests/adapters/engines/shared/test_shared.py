@@ -129,7 +129,7 @@ class Site:
         engine.next = found.first
         engine.on_batch = lambda batch: self.entries.extend(batch.entries)
         await engine.take_over(link, found)
-        await link.ask("begin", "site", "folder", engine.next)
+        await link.ask("begin", "site")
         return engine
 
     def conserved(self) -> None:

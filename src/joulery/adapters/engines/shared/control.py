@@ -37,7 +37,6 @@ class Welcome:
         plan: What its engine was made from.
         zero_s: Unix seconds at 0 of the monotonic clock, as the engine server has it.
         first: Number of the first entry of the ledger that no controller has stored for sure.
-        stored: Run folder of the controller before, and the number of the first entry in its file of requests.
         since_s: When that controller left, Unix seconds.
         gateways: The gateways.
         instance: Identifies the engine server.
@@ -49,7 +48,6 @@ class Welcome:
     plan: Any
     zero_s: float
     first: int
-    stored: tuple[str, int]
     since_s: float
     gateways: tuple[GatewayStatus, ...]
     instance: str
@@ -94,7 +92,6 @@ class ControlServer:
         self.server = server
         self._make, self._ended = make, ended
         self._site, self._plan = "", None
-        self._stored = ("", 0)
         self._left_s, self._away_s = unix_s(), time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
         self._pages: dict[int, asyncio.Future[PageAnswer]] = {}
@@ -201,16 +198,15 @@ class ControlServer:
             self._plan,
             unix_s() - time.monotonic(),
             self.server.ledger.first,
-            self._stored,
             self._left_s,
             tuple(self.server.statuses()),
             self.server.instance,
             self.server.state.marks or {},
         )
 
-    def do_begin(self, site: str, stored: str, first: int) -> None:
-        """Control from now on; entries from ``first`` on go to a file in the run folder ``stored``."""
-        self._site, self._stored = site, (stored, first)
+    def do_begin(self, site: str) -> None:
+        """Control from now on."""
+        self._site = site
         state = self.server.state
         state.controller = True
         self.server.ask_page, self.server.ask_text = self._ask_page, self._ask_text

@@ -30,7 +30,7 @@ from joulery.domain.serving.engine import (
     RequestError,
     Transition,
 )
-from joulery.domain.serving.ledger import LedgerBatch, RecordMarks, advance
+from joulery.domain.serving.ledger import LedgerBatch, RecordMarks, Stored, advance
 from joulery.domain.serving.mix import OWN, VariantMix
 from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
@@ -208,6 +208,7 @@ class ControlledEngine:
         target: What was applied last; None before.
         shift_s: What its Unix time differs from the engine server's.
         marks: Which records are stored: gateways keep the others, for the next engine server where this one is lost.
+        entries: Ledger entries below these numbers are stored, by engine server.
     """
 
     def __init__(self, plan: Any) -> None:
@@ -222,6 +223,7 @@ class ControlledEngine:
         self.target: tuple[ReplicaSpec, ...] | None = None
         self.shift_s = 0.0
         self.marks: RecordMarks = {}
+        self.entries: dict[str, int] = {}
         self._taken: dict[str, int] = {}
         self._instance = ""
         self._limits: dict[str, QueueLimit | None] = {}
@@ -271,14 +273,15 @@ class ControlledEngine:
     def stored(self) -> None:
         """Everything taken so far is on disk: the engine server need not keep it, and gateways may forget it."""
         self._post("drop", self.next)
-        self.marks = self.marks_once_stored()
+        self.marks, self.entries = self.once_stored()
 
-    def marks_once_stored(self) -> RecordMarks:
-        """The marks as :meth:`stored` will raise them."""
+    def once_stored(self) -> Stored:
+        """The marks and entries as :meth:`stored` will raise them."""
         marks = {server: dict(numbers) for server, numbers in self.marks.items()}
-        if self._instance:
-            advance(marks, {self._instance: self._taken})
-        return marks
+        if not self._instance:
+            return Stored(marks, self.entries)
+        advance(marks, {self._instance: self._taken})
+        return Stored(marks, {**self.entries, self._instance: self.next})
 
     @property
     def gateways(self) -> tuple[GatewayStatus, ...]:

@@ -12,14 +12,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from joulery.adapters.engines.shared.control import Welcome
 from joulery.adapters.engines.shared.controlled import ControlledEngine, ControlLink, SteeredEngine
 from joulery.app.serving.gateways.engine_process import PID, EnginePlan
 from joulery.app.serving.gateways.processes import EngineServerProcess, LocalGateways, gateways_folder
-from joulery.app.serving.gateways.stored_marks import StoredMarks
+from joulery.app.serving.gateways.stored_records import StoredRecords
 from joulery.app.serving.gateways.unmetered import UnmeteredRequests
 from joulery.app.serving.service import cores_beside_upstreams
 from joulery.config.serving import RayEngine
@@ -27,7 +26,7 @@ from joulery.config.site import Site
 from joulery.domain.errors import ActuationError, CapabilityError, JouleryError
 from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import InferRequest, Outcome, RequestRecord
-from joulery.domain.serving.ledger import LedgerBatch
+from joulery.domain.serving.ledger import LedgerBatch, Stored
 from joulery.domain.serving.relay import Passed, RelayedRequest
 from joulery.domain.serving.timeline import NowSnapshot, Tick
 from joulery.gateway.access import site_tls, site_token
@@ -40,8 +39,6 @@ from joulery.gateway.metrics import Metrics
 from joulery.gateway.openai import OpenAIRoutes
 from joulery.gateway.tls import TlsFiles
 from joulery.runtime.serving.session import ServingSession
-from joulery.runtime.session.history import REQUESTS
-from joulery.runtime.session.requests import ROW
 from joulery.steady_time import unix_s
 from joulery.store.files import disk_errors
 from joulery.store.run.directory import RunWriter
@@ -107,7 +104,7 @@ class GatewayGroup:
         self.admin = admin_app(self.metrics, pages(self._latest))
         self._names, self._writer = list(names), writer
         self._engine_server, self._link, self._found = engine_server, link, found
-        self._stored_marks = StoredMarks(engine_server.folder)
+        self._stored_records = StoredRecords(engine_server.folder)
         self._session: ServingSession | None = None
         self._controlled: ControlledEngine | None = None
         self._unmetered = UnmeteredRequests(writer)
@@ -144,8 +141,9 @@ class GatewayGroup:
         plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here, devices=site.fleet.devices)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
-        made.next, made.on_batch, made.prepare = first_unstored(self._found), self._take, self._prepare
-        made.marks = self._stored_marks.read()
+        made.marks, made.entries = self._stored_records.read()
+        made.next = max(self._found.first, made.entries.get(self._found.instance, 0))
+        made.on_batch, made.prepare = self._take, self._prepare
         return made
 
     async def open_to(self, session: ServingSession) -> None:
@@ -262,7 +260,7 @@ class GatewayGroup:
             controlled.stored()
         self._keep_marks(controlled)
         self._publish()
-        await self._link.ask("begin", self.site.name, str(self._writer.path), controlled.next - recorded)
+        await self._link.ask("begin", self.site.name)
 
     async def _revive(self) -> None:
         """Start another engine server, as often as it takes, and have it run what the former one ran."""
@@ -318,12 +316,12 @@ class GatewayGroup:
             recorders = (self._session.history.requests, self._unmetered.recorder)
             rows = {one.path.absolute(): one.count for one in recorders}
             with suppress(JouleryError):  # a full disk: the next controller may count some of them again
-                self._stored_marks.expect(rows, self._controlled.marks_once_stored())
+                self._stored_records.expect(rows, self._controlled.once_stored())
 
     def _keep_marks(self, controlled: ControlledEngine) -> None:
         """Keep for the next controller which records are stored."""
         with suppress(JouleryError):  # a full disk: it may count some of them again
-            self._stored_marks.write(controlled.marks)
+            self._stored_records.write(Stored(controlled.marks, controlled.entries))
 
     def _keep_counts(self) -> None:
         """Keep the counts of an engine server that has ended; gateways report what it did not count to the next one."""
@@ -403,17 +401,6 @@ class GatewayGroup:
 def _unknown_request() -> RequestRecord:
     nan = float("nan")
     return RequestRecord("", "", "", nan, nan, nan, Outcome.UNKNOWN, 0.0, 0.0, 0, None)
-
-
-def first_unstored(found: Welcome) -> int:
-    """Number of the first entry of the ledger that is in no run folder.
-
-    A controller that was killed may have written rows that it had not yet reported as stored.
-    """
-    folder, first = found.stored
-    rows = Path(folder) / REQUESTS
-    written = rows.stat().st_size // ROW.itemsize if folder and rows.exists() else 0
-    return max(found.first, first + written)
 
 
 def workers_log(site: Site, writer: RunWriter) -> int:

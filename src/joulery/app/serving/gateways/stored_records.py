@@ -1,0 +1,102 @@
+"""Records of requests that are on disk, for the next controller.
+
+An engine server keeps the entries of its ledger until a controller has stored them, and gateways each record: for the
+next engine server where this one is killed. The next controller reads here what it need not take again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from joulery.domain.errors import DataError
+from joulery.domain.serving.ledger import Stored, advance
+from joulery.runtime.session.requests import ROW
+from joulery.store.files import disk_errors, json_bytes, require_json
+
+STORED = "stored.json"
+_SERVERS = 16
+"""What is stored of so many engine servers is kept, the latest: gateways outlive one by a minute."""
+_T = TypeVar("_T")
+
+
+class StoredRecords:
+    """The file in the state folder: the records on disk, and those that are once files of requests have so many rows.
+
+    A controller says which records a write of rows will store, writes the rows, and says that they are stored. Wherever
+    it is killed, the next one finds out.
+
+    Args:
+        folder: The state folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._draft = folder / STORED, folder / f".{STORED}.tmp"
+        self._stored = Stored({}, {})
+        self._written: Any = None
+
+    def read(self) -> Stored:
+        """The records that earlier controllers stored; none where the file is missing or damaged."""
+        try:
+            found = require_json(self._file)
+            stored, once = _parsed(found), _parsed(found["once"])
+            if all(_rows(Path(file)) >= rows for file, rows in found["once"]["rows"].items()):
+                advance(stored.marks, once.marks)
+                stored.entries.update(once.entries)
+            self._stored = stored
+        except (DataError, AttributeError, KeyError, TypeError, ValueError):
+            self._stored = Stored({}, {})
+        return _copy(self._stored)
+
+    def expect(self, rows: Mapping[Path, int], once: Stored) -> None:
+        """Rows are about to be written: these records are stored once each file has so many.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        self._write({str(file): count for file, count in rows.items()}, once)
+
+    def write(self, stored: Stored) -> None:
+        """Keep what is stored where it has changed: whole or not at all. A machine without power has no gateways.
+
+        Raises:
+            CapabilityError: The disk refuses.
+        """
+        self._stored = _copy(stored)
+        self._write({}, Stored({}, {}))
+
+    def _write(self, rows: Mapping[str, int], once: Stored) -> None:
+        content = {**_latest(self._stored), "once": {"rows": rows, **_latest(once)}}
+        if content == self._written:
+            return
+        with disk_errors(self._file):
+            self._draft.write_bytes(json_bytes(content))
+            self._draft.replace(self._file)
+        self._written = content
+
+
+def _rows(file: Path) -> int:
+    return file.stat().st_size // ROW.itemsize if file.exists() else 0
+
+
+def _parsed(found: Any) -> Stored:
+    marks = {
+        server: {name: int(mark) for name, mark in processes.items()} for server, processes in found["marks"].items()
+    }
+    return Stored(marks, {server: int(number) for server, number in found["entries"].items()})
+
+
+def _copy(stored: Stored) -> Stored:
+    return Stored({server: dict(marks) for server, marks in stored.marks.items()}, dict(stored.entries))
+
+
+def _latest(stored: Stored) -> dict[str, Any]:
+    """What is stored of the latest engine servers, as JSON."""
+    kept = _copy(stored)
+    return {"marks": _last(kept.marks), "entries": _last(kept.entries)}
+
+
+def _last(by_server: Mapping[str, _T]) -> dict[str, _T]:
+    return dict(islice(by_server.items(), max(0, len(by_server) - _SERVERS), None))
