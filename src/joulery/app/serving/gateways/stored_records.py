@@ -18,7 +18,7 @@ from joulery.store.files import disk_errors, json_bytes, require_json
 
 STORED = "stored.json"
 _SERVERS = 16
-"""What is stored of so many engine servers is kept, the latest: gateways outlive one by a minute."""
+"""Engine servers of which it is kept what is stored, the latest: gateways outlive one by a minute."""
 _T = TypeVar("_T")
 
 
@@ -93,7 +93,7 @@ def _copy(stored: Stored) -> Stored:
 
 
 def _latest(stored: Stored) -> dict[str, Any]:
-    """What is stored of the latest engine servers, as JSON."""
+    """Stored records of the latest engine servers, as JSON."""
     kept = _copy(stored)
     return {"marks": _last(kept.marks), "entries": _last(kept.entries)}
 
