@@ -33,9 +33,11 @@ def site(folder: Path, clock: str, **options: str) -> Path:
     return toy_site(folder, changed=changed, **options)
 
 
-def clocks_set(run: Path) -> list[tuple[float, str]]:
+def clocks_set(run: Path) -> list[float]:
+    """Clocks that were set. The last decision of a run may be overtaken by its end."""
     found = [entry for entry in open_run(run).log("decision") if entry["decision"]["kind"] == "set_clock"]
-    return [(entry["decision"]["value"], entry["outcome"]) for entry in found]
+    assert {entry["outcome"] for entry in found} <= {"applied", "superseded"}
+    return [entry["decision"]["value"] for entry in found if entry["outcome"] == "applied"]
 
 
 def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path) -> None:
@@ -48,8 +50,7 @@ def test_the_clock_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Pa
     assert "knee 2328 MHz" in said
     decided = clocks_set(tmp_path / "run")
     assert decided
-    assert all(outcome == "applied" for _, outcome in decided)
-    assert min(clock for clock, _ in decided) < 3200
+    assert min(decided) < 3200
     seen = list(open_run(tmp_path / "run").log("clock_step"))
     assert {entry["device"] for entry in seen} == {"cpu"}
     assert settings(tree) == before

@@ -55,8 +55,8 @@ def site(folder: Path, limit: str = LIMIT, clocks: str = "") -> Path:
 
 def limits_set(run: Path) -> list[dict[str, Any]]:
     found = [entry for entry in open_run(run).log("decision") if entry["decision"]["kind"] == "set_power_limit"]
-    assert all(entry["outcome"] == "applied" for entry in found)
-    return found
+    assert {entry["outcome"] for entry in found} <= {"applied", "superseded"}, "the end may overtake the last one"
+    return [entry for entry in found if entry["outcome"] == "applied"]
 
 
 def test_a_limit_falls_while_it_serves_and_comes_back(tmp_path: Path, tree: Path) -> None:
