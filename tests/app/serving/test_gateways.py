@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from joulery.adapters.engines.shared.control import Taken
-from joulery.adapters.engines.shared.controlled import ControlledEngine
 from joulery.app.serving.gateways.handle import GatewayGroup
 from joulery.app.serving.gateways.processes import LocalGateway, LocalGateways, gateways_folder
 from joulery.app.serving.gateways.stored_records import STORED, StoredRecords
@@ -166,16 +165,14 @@ class Played:
         run.mkdir()
         self.link, self.requests = EngineServerLink(), RequestRecorder(run / "requests.rows")
         self.group: Any = object.__new__(GatewayGroup)
-        group, engine = self.group, ControlledEngine(None)
+        group = self.group
         group.site, group._writer = SimpleNamespace(name="toys", serving=serving(), language_models=()), _folder(run)
         group._link, group._found = self.link, SimpleNamespace(instance="i", marks={}, zero_s=0.0, first=0)
         group._stored_records, group._names, group._session = StoredRecords(folder), [], None
         group._unmetered, group._closing, group._unknown = UnmeteredRequests(_folder(run)), False, 0
         group.local = SimpleNamespace(joined=lambda _: True)
         group.metrics = SimpleNamespace(decision=None, request=lambda _: None)
-        engine.marks, engine.entries = group._stored_records.read()
-        engine.next, engine.on_batch = max(0, engine.entries.get("i", 0)), group._take
-        group._controlled = engine
+        group.engine(load(toy_site(run)), (0,))
 
     async def open(self) -> None:
         history = SimpleNamespace(requests=self.requests)
