@@ -113,7 +113,7 @@ dist: ## source distribution and wheel, a check of what the index would show, li
 	$(VENV)-dist/bin/twine check --strict dist/*
 	$(VENV)-dist/bin/hadolint deploy/Dockerfile
 	$(VENV)-dist/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
-	$(VENV)-dist/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/release.yml
+	$(VENV)-dist/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/release.yml .github/workflows/tests.yml
 	$(VENV)-dist/bin/kubernetes-validate --strict deploy/kubernetes/daemonset.yaml deploy/kubernetes/namespace.yaml
 	$(VENV)-dist/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/joulery.cdx.json requirements/run.txt
 

@@ -232,6 +232,16 @@ def test_kustomize_builds_the_manifests_in_their_namespace(folder, kind):
     assert not re.search(r"name: joulery-site$", done.stdout, re.MULTILINE), "every reference follows the site's hash"
 
 
+def test_each_job_of_ci_has_a_machine_of_its_own():
+    text = (DEPLOY.parent / ".github/workflows/tests.yml").read_text()
+    job = yaml.safe_load(text)["jobs"]["test"]
+    assert {"run": ".ci/run ${{ matrix.job }}"} in job["steps"]
+    script = (DEPLOY.parent / ".ci/run").read_text()
+    assert set(job["strategy"]["matrix"]["job"]) == set(re.findall(r"^if runs (\w+); then", script, re.MULTILINE))
+    done = subprocess.run([DEPLOY.parent / ".ci/run", "nonsense"], capture_output=True, text=True)
+    assert done.returncode == 2 and "nonsense" in done.stderr
+
+
 def test_the_release_publishes_without_a_secret():
     text = (DEPLOY.parent / ".github/workflows/release.yml").read_text()
     jobs = yaml.safe_load(text)["jobs"]

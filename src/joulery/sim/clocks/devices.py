@@ -271,13 +271,12 @@ class _Run:
 
     def _tail(self, device: _Device, model: int, now_s: float) -> PartitionLatency:
         """p99 of the last 10 s or 20 completions, whichever holds more; a request that waits counts with its age."""
-        recent = list(device.recent[model])
-        window = [latency for t, latency in recent if t >= now_s - 10.0]
-        samples = window if len(window) >= 20 else [latency for _, latency in recent[-20:]]
+        recent = device.recent[model]
+        while len(recent) > 20 and recent[0][0] < now_s - 10.0:
+            recent.popleft()
         ages = [now_s - float(self.requests.arrival_s[n]) for n in device.queue if self.requests.model[n] == model]
-        if not ages and not window:
-            samples = []
-        latency_s = quantile_of(samples, 0.99) if samples else 0.0
+        idle = not ages and not (recent and recent[-1][0] >= now_s - 10.0)
+        latency_s = 0.0 if idle or not recent else quantile_of([latency for _, latency in recent], 0.99)
         slo_s = float(self.plant.slo_s[model])
         return PartitionLatency(slo_s, max([latency_s, *ages]), float(self.plant.elasticity[model]))
 
