@@ -18,7 +18,7 @@ from typing import Any
 
 from tests import slurm_suite
 from tests.ports import free_ports
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 SUITE = slurm_suite.use()
 """The folder of the Slurm that ``JOULERY_SLURM`` names; None for the one that is installed."""
@@ -109,7 +109,7 @@ class SlurmCluster:
         """slurmctld, answering."""
         conf = self.env["SLURM_CONF"]
         self._spawn("slurmctld", "slurmctld", "-D", "-f", conf)
-        self._until(lambda: "UP" in self._try("scontrol", "ping"), "slurmctld does not answer")
+        wait_until(lambda: "UP" in self._try("scontrol", "ping"), "an answer of slurmctld")
 
     def stop_controller(self) -> None:
         """End slurmctld, whose state stays on the disk."""
@@ -136,13 +136,19 @@ class SlurmCluster:
 
     def wait_idle(self) -> None:
         """Until every node is ready."""
-        self._until(
+        wait_until(
             lambda: (
                 set(self._try("sinfo", "-h", "-N", "-o", "%N=%t").split())
                 == {f"{self.name}{n}=idle" for n in range(1, self.nodes + 1)}
             ),
-            "nodes stay down",
+            "idle nodes",
         )
+
+    def shown(self) -> str:
+        """Jobs, nodes and the end of the controller's log, to find a fault by."""
+        jobs = self._try("squeue", "-a", "-t", "all", "-o", "%i %T %N %r")
+        nodes = self._try("sinfo", "-N", "-O", "nodelist,statelong,reason")
+        return f"{jobs}\n{nodes}\n{(self.folder / 'slurmctld.log').read_text()[-4000:]}"
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
@@ -162,14 +168,6 @@ class SlurmCluster:
     def _try(self, *command: str) -> str:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
-
-    def _until(self, ready: object, message: str, patience_s: float = PATIENCE_S) -> None:
-        assert callable(ready)
-        try:
-            wait_until(ready, message, patience_s)
-        except TimeoutError as error:
-            error.add_note((self.folder / "slurmctld.log").read_text()[-2000:])
-            raise
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -274,5 +272,8 @@ def slurm_cluster(
             made.start_node(number)
         made.wait_idle()
         yield made
+    except BaseException as error:
+        error.add_note(made.shown())
+        raise
     finally:
         made.close()
