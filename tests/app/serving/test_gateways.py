@@ -103,18 +103,20 @@ def test_the_next_controller_knows_which_records_are_stored(tmp_path: Path) -> N
     assert [file.name for file in tmp_path.iterdir()] == [STORED]
 
 
-@pytest.mark.parametrize(("written", "mark"), [(0, 1), (2, 1), (3, 5), (4, 5)])
-def test_records_are_stored_once_their_rows_are_there(tmp_path: Path, written: int, mark: int) -> None:
-    """A controller that is killed between its rows and its word is not counted again, nor is one that wrote none."""
+@pytest.mark.parametrize(("written", "mark", "left"), [(0, 1, 0), (2, 1, 1), (3, 5, 3), (4, 5, 4)])
+def test_records_are_stored_once_their_rows_are_there(tmp_path: Path, written: int, mark: int, left: int) -> None:
+    """A controller that is killed between its rows and its word is not counted again, nor is one that wrote a part."""
     rows, kept = tmp_path / "requests.rows", StoredRecords(tmp_path)
+    kept.expect({rows: 1}, Stored({}, {}))
+    rows.write_bytes(bytes(ROW.itemsize))
     kept.write(Stored({"i": {"p": 1}, "j": {"q": 2}}, {"i": 1}))
     kept.expect({rows: 3, tmp_path / "never made": 0}, Stored({"i": {"p": 5}}, {"i": 5}))
-    if written:
-        rows.write_bytes(bytes(written * ROW.itemsize))
+    rows.write_bytes(bytes(written * ROW.itemsize))
+    kept.write(Stored({"i": {"p": 1}, "j": {"q": 2}}, {"i": 1}))  # another word, before the one on these rows
     second, found = StoredRecords(tmp_path), Stored({"i": {"p": mark}, "j": {"q": 2}}, {"i": mark})
-    assert second.read() == found
-    rows.unlink(missing_ok=True)
-    second.expect({rows: 1}, Stored({"i": {"p": 9}}, {"i": 9}))
+    assert second.read() == found and rows.stat().st_size == written * ROW.itemsize, "a look changes nothing"
+    assert second.take_over() == found and rows.stat().st_size == left * ROW.itemsize
+    second.expect({tmp_path / "its own": 1}, Stored({"i": {"p": 9}}, {"i": 9}))
     assert StoredRecords(tmp_path).read() == found, "what was found is kept"
 
 
@@ -128,6 +130,7 @@ def test_records_are_stored_once_their_rows_are_there(tmp_path: Path, written: i
         b'{"marks": {"i": {"p": "x"}}, "entries": {}, "once": {"rows": {}, "marks": {}, "entries": {}}}',
         b'{"marks": {}, "entries": {"i": "x"}, "once": {"rows": {}, "marks": {}, "entries": {}}}',
         b'{"marks": {}, "entries": {}, "once": {"rows": {"f": "x"}, "marks": {}, "entries": {}}}',
+        b'{"marks": {}, "entries": {}, "once": {"rows": {"f": [0, "x"]}, "marks": {}, "entries": {}}}',
         b"\xff",
     ],
 )
@@ -217,6 +220,19 @@ async def test_rows_on_disk_are_stored_though_the_controller_is_killed_at_once(t
     second = Played(tmp_path, tmp_path / "second")
     await second.open()
     assert second.link.asked_from == [3], "what has no row in the first file is not taken again either"
+
+
+async def test_a_controller_killed_between_two_files_leaves_its_requests_to_the_next(tmp_path: Path) -> None:
+    """Its own requests, and those from before it: the rows of the file that was written first counted twice."""
+    first = Played(tmp_path, tmp_path / "first")
+    await first.open()
+    await first.take(1.0, -1.0)
+    first.requests.flush()
+    assert first.group._unmetered.count == 1 and first.requests.path.stat().st_size == ROW.itemsize
+
+    second = Played(tmp_path, tmp_path / "second")
+    await second.open()
+    assert second.link.asked_from == [0] and first.requests.path.stat().st_size == 0
 
 
 async def test_what_was_taken_is_on_disk_before_another_engine_server_is_started(tmp_path, monkeypatch) -> None:

@@ -141,7 +141,7 @@ class GatewayGroup:
         plan = EnginePlan.of(site.serving, cores, upstreams=upstreams, here=here, devices=site.fleet.devices)
         kind = ControlledEngine if isinstance(site.serving.engine, RayEngine) else SteeredEngine
         self._controlled = made = kind(plan)
-        made.marks, made.entries = self._stored_records.read()
+        made.marks, made.entries = self._stored_records.take_over()
         made.next = max(self._found.first, made.entries.get(self._found.instance, 0))
         made.on_batch, made.prepare = self._take, self._prepare
         return made
