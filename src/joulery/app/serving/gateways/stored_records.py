@@ -55,7 +55,7 @@ class StoredRecords:
         return _copy(self._stored)
 
     def _read(self) -> tuple[Stored, dict[Path, int]]:
-        """What is stored, and how many rows each file had before a write that was not completed."""
+        """The stored records, and the rows that each file had before a write that was not completed."""
         try:
             found = require_json(self._file)
             stored, once = _parsed(found), _parsed(found["once"])
