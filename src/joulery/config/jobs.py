@@ -34,7 +34,7 @@ class SlotPowerConfig(Section):
 
 
 class GreenConfig(Section):
-    """GREEN's policy; see docs/how-to/schedule.md for what each key does."""
+    """GREEN's policy; see docs/how-it-works/scheduling-policy.md for what each key does."""
 
     ALIASES: ClassVar = {"elders": "oldest_share"}
 
