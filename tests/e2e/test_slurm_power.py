@@ -51,7 +51,8 @@ SlurmctldParameters=enable_configless,idle_on_node_suspend,power_save_interval=1
 """
 SUSPEND = """\
 #!/bin/bash
-for node in $({scontrol} show hostnames $1); do kill $(cat {folder}/slurm/slurmd-$node.pid); done
+# As a node that loses power: one that is asked to end may take minutes, and the next one waits for it.
+for node in $({scontrol} show hostnames $1); do kill -KILL $(cat {folder}/slurm/slurmd-$node.pid); done
 """
 RESUME = """\
 #!/bin/bash
