@@ -41,12 +41,11 @@ class StoredRecords:
         self._rows: dict[str, int] = {}
         self._written: Any = None
 
-    def read(self) -> Stored:
-        """The records that earlier controllers stored; none where the file is missing or damaged."""
-        return self._read()[0]
-
     def take_over(self) -> Stored:
-        """As :meth:`read`, for the next controller: where a write was not completed, its rows are removed."""
+        """The records that earlier controllers stored; none where the file is missing or damaged.
+
+        Where a write of rows was not completed, they are removed.
+        """
         self._stored, missing = self._read()
         for file, count in missing.items():
             if _rows(file) > count:
