@@ -148,7 +148,8 @@ class SlurmCluster:
         """Jobs, nodes and the end of the controller's log, to find a fault by."""
         jobs = self._try("squeue", "-a", "-t", "all", "-o", "%i %T %N %r")
         nodes = self._try("sinfo", "-N", "-O", "nodelist,statelong,reason")
-        return f"{jobs}\n{nodes}\n{(self.folder / 'slurmctld.log').read_text()[-4000:]}"
+        log = self.folder / "slurmctld.log"
+        return f"{jobs}\n{nodes}\n{log.read_text()[-4000:] if log.exists() else 'slurmctld has no log'}"
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:

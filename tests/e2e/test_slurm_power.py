@@ -39,14 +39,12 @@ jobs:
   limits: {max_slowdown: 1.5, eta: 100 %, trial: 2 s, settle: 100 ms, period: 100 ms, lease: 4 s}
   slurm: {progress: progress, meters: energy}
 """
-# A busy machine may take its time to wake a node, and to take a job there.
 POWER_SAVING = """
-AuthInfo=cred_expire=200
 SuspendProgram={folder}/suspend
 ResumeProgram={folder}/resume
 SuspendTime=1
 SuspendTimeout=1
-ResumeTimeout=200
+ResumeTimeout=60
 SlurmctldParameters=enable_configless,idle_on_node_suspend,power_save_interval=1,power_save_min_interval=0
 """
 SUSPEND = """\
