@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def _command(command: click.Command, parent: click.Context, name: str, level: in
     yield f"{context.command_path} {usage}".rstrip()
     yield "```"
     yield ""
-    for paragraph in (command.help or "").replace("\f", "").split("\n\n"):
+    for paragraph in inspect.cleandoc(command.help or "").replace("\f", "").split("\n\n"):
         literal = paragraph.startswith("\b")
         text = paragraph.removeprefix("\b").strip("\n")
         if literal:

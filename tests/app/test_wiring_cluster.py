@@ -89,7 +89,7 @@ def test_a_site_that_measures_nothing_is_warned(tmp_path: Path) -> None:
     site.write_text("joulery: 1\njobs: {backend: slurm}\n")
     said: list[str] = []
     assert energy_source(load(site), FakeCluster(), said.append).read(RUNNING) == {}
-    assert "nothing measures the jobs" in said[0]
+    assert "jobs have no meter" in said[0]
 
 
 def test_the_former_name_of_the_oldest_share_is_read_and_names_the_new_one(tmp_path: Path) -> None:

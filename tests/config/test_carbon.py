@@ -91,11 +91,11 @@ def test_stated_typical_and_plugged_in(tmp_path: Path) -> None:
         ("kind: file, path: grid.csv, fill: linear", "carbon.fill: not a rule for gaps"),
         ("kind: file, path: grid.csv, fill: forecast", "carbon.fill: only kind uk"),
         ("kind: file, path: grid.csv, step: 30", "carbon.step: a time needs a unit"),
-        ("kind: file, path: grid.csv, replay: {day: tomorrow, duration: 9 s}", "carbon.replay.day: is no day"),
+        ("kind: file, path: grid.csv, replay: {day: tomorrow, duration: 9 s}", "carbon.replay.day: is not a day"),
         ("kind: uk, fil: gap", "carbon.fil"),
-        ("kind: uk, url: carbon.example.org", "carbon.url: is no base URL"),
+        ("kind: uk, url: carbon.example.org", "carbon.url: is not a base URL"),
         ("kind: electricity-maps", "missing key 'zone'"),
-        ("kind: electricity-maps, zone: DE, token_env: sk-123", "carbon.token_env: is no name of an environment"),
+        ("kind: electricity-maps, zone: DE, token_env: sk-123", "carbon.token_env: is not the name of an environment"),
         ("kind: electricity-maps, zone: DE, token: abc", "carbon.token"),
         ("kind: watttime, zone: X, fill: forecast", "carbon.fill: only kind uk"),
         ("kind: typical, zone: SE", "carbon.zone: is not a known value"),
@@ -144,7 +144,7 @@ def test_zones(zone: str, model: type, name: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ({"zone": "GB", "file": "x"}, "--zone and --carbon both say"),
+        ({"zone": "GB", "file": "x"}, "--zone and --carbon both name"),
         ({"zone": "DE"}, "unknown grid zone (got DE"),
         ({"zone": "co2signal:DE"}, "unknown service of carbon intensity (got co2signal:DE"),
         ({"zone": "typical:SE"}, "--zone"),

@@ -30,6 +30,12 @@ def test_every_option_of_every_verb_is_on_the_command_line_page():
                 assert option.opts[0] in text, f"{verb} {option.opts[0]}"
 
 
+def test_examples_in_the_help_of_a_verb_keep_their_lines_on_the_page():
+    text = cli_page.PAGE.read_text()
+    assert "\b" not in text
+    assert "\n```text\njoulery serve site.yaml\njoulery serve --model double=shop.models:double\n" in text
+
+
 def test_the_navigation_lists_every_page_once():
     listed = re.findall(r": ([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))

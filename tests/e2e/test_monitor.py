@@ -142,14 +142,14 @@ def test_start_read_stop(running: Running) -> None:
     ("body", "says"),
     [
         (b"{", "no JSON"),
-        ([], "no process"),
-        ({"pid": "7"}, "no process"),
-        ({"pid": True}, "no process"),
+        ([], "not a process"),
+        ({"pid": "7"}, "not a process"),
+        ({"pid": True}, "not a process"),
         ({"pid": 2**30}, "no such process"),
         ({"pid": 0}, "no such process"),
         ({"pid": 1, "color": "red"}, "no such key"),
         ({"pid": 1, "period": "4 V"}, "no time"),
-        ({"pid": 1, "period": "1 h"}, "no sampling period"),
+        ({"pid": 1, "period": "1 h"}, "not a sampling period"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(running: Running, body: Any, says: str) -> None:
@@ -162,7 +162,7 @@ def test_the_socket_is_for_its_user_alone_and_gone_afterwards(tmp_path: Path) ->
     again = subprocess.run(
         [sys.executable, "-m", "joulery", "monitor", "--socket", str(running.socket)], capture_output=True, text=True
     )
-    assert again.returncode == 2 and "another process listens there already" in again.stderr
+    assert again.returncode == 2 and "another process listens there" in again.stderr
     running.ask("POST", "/sessions", 201, {"pid": os.getpid(), "out": str(tmp_path / "mine")})
     assert running.stop() == 0
     assert not running.socket.exists()

@@ -80,7 +80,7 @@ def test_a_program_without_torch_is_measured_with_a_reason_why_there_is_no_more(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--trace", "torch", "--steps", "active=0"], "no schedule of steps"),
+        (["--trace", "torch", "--steps", "active=0"], "not a schedule of steps"),
         (["--steps", "active=1"], "--steps needs --trace"),
         (["--trace", "caffe"], "caffe"),
     ],

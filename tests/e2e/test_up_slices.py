@@ -76,5 +76,5 @@ def test_a_session_that_is_killed_gives_slices_back(tmp_path: Path, nvml: NvmlFa
 def test_where_no_gpu_can_be_cut_one_error_says_it_before_anything_is_set(tmp_path: Path, nvml: NvmlFake) -> None:
     with Up(sliced_site(tmp_path, sliced_service("one", 76, 30), devices=""), tmp_path) as up:
         code, _, complaint = up.end()
-    assert code != 0 and "CPU cores cannot stand for those" in complaint and "mode: mig" in complaint
+    assert code != 0 and "CPU cores cannot stand in for those" in complaint and "mode: mig" in complaint
     assert complaint.count("joulery:") == 1 and nvml.layout() == UNCUT

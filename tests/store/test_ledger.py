@@ -87,7 +87,7 @@ def test_rows_can_be_narrowed(ledger):
 
 
 def test_sums_by_something_else_are_refused(ledger):
-    with pytest.raises(ConfigError, match="cannot sum by that"):
+    with pytest.raises(ConfigError, match="cannot group by this"):
         ledger.rows("quality; DROP TABLE runs")
 
 

@@ -138,9 +138,7 @@ def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float
         }
     if math.isnan(footprint.start_s) or math.isnan(footprint.end_s):
         if footprint.energy_j > 0:
-            raise DataError(
-                f"{footprint.energy_j:g} J of a run that does not say from when to when are not split into hours"
-            )
+            raise DataError(f"{footprint.energy_j:g} J of a run that states no start and end are not split into hours")
         return {}
     return _evenly(footprint)
 

@@ -262,7 +262,7 @@ class TokenBook:
             DataError: The share is not within 0 and 1.
         """
         if not 0.0 <= own_ratio <= 1.0:
-            raise DataError(f"{own_ratio} is no share of an engine's joules")
+            raise DataError(f"{own_ratio} is not a share of an engine's joules")
         self._engines.setdefault(engine, _Engine()).own_ratio = own_ratio
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:

@@ -159,7 +159,7 @@ def engine_specs(texts: tuple[str, ...]) -> tuple[EngineSpec, ...]:
                 raise ConfigError(
                     f"{', '.join(sorted(shared))} cannot be the own GPU of both {other.name} and {spec.name}",
                     pointer="--engine",
-                    hint="leave the GPUs out: the driver says which processes use them",
+                    hint="leave the GPUs out: the driver lists the processes that use them",
                 )
     return specs
 
@@ -242,7 +242,7 @@ def _open(config: ExportConfig, stack: ExitStack, say: Callable[[str], None]) ->
         stack.callback(meter.close)
     if not opened.meters:
         raise CapabilityError(
-            "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+            "no meter answers here", hint="joulery doctor lists what can be read here, and how to grant the rest"
         )
     for refused in opened.refused:
         say(f"{refused}; {refused.hint}" if refused.hint else str(refused))

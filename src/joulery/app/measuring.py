@@ -258,7 +258,7 @@ def moment_s(value: str | float | datetime) -> float:
         try:
             return moment_s(datetime.fromisoformat(value))
         except ValueError as error:
-            raise ConfigError("no moment", got=value, expected="such as 2020-06-10T12:00Z") from error
+            raise ConfigError("not a time", got=value, expected="such as 2020-06-10T12:00Z") from error
     if isinstance(value, datetime):
         return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
     return float(value)

@@ -138,7 +138,7 @@ def job_meter(
     opened = open_meters(specs)
     if not opened.meters:
         raise CapabilityError(
-            "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+            "no meter answers here", hint="joulery doctor lists what can be read here, and how to grant the rest"
         )
     busy = open_busy()
 

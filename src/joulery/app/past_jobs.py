@@ -124,7 +124,7 @@ def report_past(wanted: PastJobsRequest, now_s: float | None = None) -> PastRepo
     unmeasured = sum(1 for job in jobs if job.gpus and math.isnan(job.measured_j))
     if wanted.gpu_w is None and unmeasured:
         raise ConfigError(
-            f"{unmeasured} jobs held GPUs and nothing measured them",
+            f"{unmeasured} jobs held GPUs and were not measured",
             pointer="--gpu-power",
             hint='state the power of a GPU while a job holds it: --gpu-power "250 W"',
         )
@@ -280,7 +280,9 @@ def _zone(name: str | None) -> ZoneInfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError):
-        raise ConfigError("is no time zone", pointer="--sacct-timezone", got=name, expected="Europe/London") from None
+        raise ConfigError(
+            "is not a time zone", pointer="--sacct-timezone", got=name, expected="Europe/London"
+        ) from None
 
 
 def _carbon(flags: Mapping[str, str], jobs: Sequence[PastJob]) -> CarbonSeries | None:
@@ -433,13 +435,13 @@ _GROUP = re.compile(r"([\w.-]+):(\d{1,6})x(\d{1,4})")
 def _groups(wanted: WhatIf) -> tuple[NodeGroup, ...]:
     """The groups of nodes that a flag names."""
     if wanted.gpus is not None or wanted.node_gpus is not None:
-        raise ConfigError("--nodes says how many GPUs there are", pointer="--nodes",
+        raise ConfigError("--nodes states the number of GPUs", pointer="--nodes",
                           hint="leave out --gpus and --node-gpus")  # fmt: skip
     groups = []
     for part in (wanted.nodes or "").split(","):
         match = _GROUP.fullmatch(part.strip())
         if match is None or not int(match[2]) or not int(match[3]):
-            raise ConfigError("is no group of nodes", pointer="--nodes", got=part,
+            raise ConfigError("is not a group of nodes", pointer="--nodes", got=part,
                               expected="TYPE:NODESxGPUS, such as a100:2x8,v100:4x4")  # fmt: skip
         groups.append(NodeGroup(match[1], int(match[2]), node_of(int(match[3]))))
     return tuple(groups)

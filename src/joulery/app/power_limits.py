@@ -50,7 +50,7 @@ def job_limits(
         found = [limited_cpus(holder, leases)] if cpus else limited_gpus(holder, leases)
         devices = {device.number: device for device in found}
     except CapabilityError as error:
-        grant = f" (to have it: {error.grant})" if error.grant else ""
+        grant = f" (to enable it: {error.grant})" if error.grant else ""
         say({"kind": "note", "text": f"no power limits are set: {error}{grant}"})
         yield
         return

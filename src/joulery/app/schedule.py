@@ -149,7 +149,7 @@ def _scheduler(
     if journal.damaged:
         note(f"{journal.path.name}: {journal.damaged} damaged lines are left out")
     if jobs.backend == "kueue" and jobs.policy.kind in LEAN:
-        note(f"policy {jobs.policy.kind} limits no GPU's power beside Kueue: it orders jobs alone")
+        note(f"policy {jobs.policy.kind} sets no power limits beside Kueue: it only orders jobs")
     return Scheduler(
         backend,
         green_policy(jobs),

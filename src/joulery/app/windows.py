@@ -72,7 +72,7 @@ class MachineMeter(WindowMeter):
         opened = open_meters(None if meters is None else [parse_meter(text) for text in meters])
         if not opened.meters:
             raise CapabilityError(
-                "no meter answers here", hint="joulery doctor says what can be read here, and how the rest is granted"
+                "no meter answers here", hint="joulery doctor lists what can be read here, and how to grant the rest"
             )
         busy = open_busy()
 

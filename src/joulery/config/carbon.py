@@ -40,14 +40,15 @@ def _written_like(pattern: str, says: str, example: str) -> AfterValidator:
 
 
 Variable = Annotated[
-    str, _written_like(r"[A-Za-z_]\w*", "is no name of an environment variable", "such as ELECTRICITYMAPS_TOKEN")
+    str, _written_like(r"[A-Za-z_]\w*", "is not the name of an environment variable", "such as ELECTRICITYMAPS_TOKEN")
 ]
 """Name of an environment variable."""
 Url = Annotated[
-    str, _written_like(r"https?://[^\s/?#]+(/[^\s?#]*)?", "is no base URL", "such as https://proxy.example.org/carbon")
+    str,
+    _written_like(r"https?://[^\s/?#]+(/[^\s?#]*)?", "is not a base URL", "such as https://proxy.example.org/carbon"),
 ]
 """Base URL of a service."""
-Day = Annotated[str, _written_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is no day", "YYYY-MM-DD, such as 2020-06-10")]
+Day = Annotated[str, _written_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is not a day", "YYYY-MM-DD, such as 2020-06-10")]
 """A UTC day."""
 
 
@@ -97,7 +98,7 @@ class CarbonFile(_Filling):
     zone: Name | None = None
     """A name for the series; the file's when left out."""
     column: Text | None = None
-    """Column of the intensity in g/kWh; ci_lifecycle or ci_direct (as scope says) when left out."""
+    """Column of the intensity in g/kWh; ci_lifecycle or ci_direct (by scope) when left out."""
     time_column: Text | None = None
     """Column of the time stamps; found by its name (timestamp_utc ...) when left out."""
     timezone: Text | None = None
@@ -237,7 +238,7 @@ def carbon_from_flags(
         ConfigError: They contradict one another, or name what does not exist.
     """
     if zone is not None and file is not None:
-        raise ConfigError("--zone and --carbon both say where the intensity comes from", hint="give one of them")
+        raise ConfigError("--zone and --carbon both name a source of the intensity", hint="give one of them")
     extra = {"column": column, "time_column": time_column, "timezone": timezone, "scope": scope, "fill": fill}
     given = {key: value for key, value in extra.items() if value is not None}
     if file is not None:

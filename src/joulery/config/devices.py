@@ -151,7 +151,7 @@ class PowerLimitConfig(Section):
     baseline_ratio: Annotated[Ratio, Field(gt=0, le=0.5)] = Field(alias="baseline", default=0.1)
     """Share of the time at full power while a limit is kept, to compare it."""
     review_s: Seconds = Field(alias="review", default=3600.0)
-    """Time until the search for the best limit begins anew."""
+    """Time until the search for the best limit starts again."""
     lease_s: Seconds = Field(alias="lease", default=10.0)
     """Time that a limit stays set after its last renewal."""
     services: tuple[Name, ...] = ()

@@ -56,7 +56,7 @@ class FleetConfig(Section):
         names = [gpu.name for gpu in self.gpus]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise problem("stands twice; names must differ", at=("gpus", index, "name"))
+                raise problem("is listed twice; names must differ", at=("gpus", index, "name"))
         for index, gpu in enumerate(self.gpus):
             if gpu.usd_per_hour is None and self.prices is None:
                 raise problem("missing key 'price'", expected="such as price: 3.06 USD/h", at=("gpus", index))
@@ -67,7 +67,7 @@ class FleetConfig(Section):
         ):
             for index, device in enumerate(devices):
                 if device in devices[:index]:
-                    raise problem("stands twice; each device once", at=(key, index))
+                    raise problem("is listed twice; each device once", at=(key, index))
         governed = {(clock.device, clock.gpu) for clock in self.clocks}
         for index, limit in enumerate(self.power_limits):
             if (limit.device, limit.gpu) in governed:

@@ -157,7 +157,7 @@ class SlurmConfig(Section):
     resubmit: bool = False
     """Whether a job whose resize Slurm refuses is submitted again in its place, under a new number."""
     reason_in_comment: bool = False
-    """Whether the Comment of a held job says why it waits, its rank and its expected start, behind its owner's words;
+    """Whether the Comment of a held job states why it waits, its rank and its expected start, behind its owner's words;
     removed when it is released."""
     rest: SlurmRestConfig | None = None
     """Read Slurm through slurmrestd; through its commands when left out."""

@@ -199,7 +199,7 @@ class LanguageFamilyConfig(Section):
         seen: set[str] = set()
         for index, one in enumerate(self.variants):
             if one.model in seen:
-                raise problem("stands twice; each model once", at=("variants", index, "model"))
+                raise problem("is listed twice; each model once", at=("variants", index, "model"))
             seen.add(one.model)
         best = max(one.accuracy_ratio for one in self.variants)
         if self.minimum_accuracy_ratio > best:

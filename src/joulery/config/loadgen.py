@@ -17,7 +17,7 @@ class LoadBase(Section):
     service: Name | None = None
     """Service to call; the first, or the one it stands in, when left out."""
     inputs: InputFolder | None = None
-    """A folder of photographs, sent in turn; made-up inputs of the model's shape when left out."""
+    """A folder of photographs, sent in turn; generated inputs of the model's shape when left out."""
     duration_s: Seconds = Field(alias="duration")
     """Duration of the load, such as 90 s."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

@@ -44,7 +44,7 @@ class GpuConfig(Section):
     """A profile of your own instead: what joulery profile --from wrote."""
     measurements: DataFile | None = None
     """For joint: measured batches on MIG slices, a CSV file with the columns model, slice, batch, n_processes_mps and
-    throughput_items_per_s_per_process or latency_s; idle and busy say the power. ${NAME:-default} in the path stands
+    throughput_items_per_s_per_process or latency_s; idle and busy state the power. ${NAME:-default} in the path stands
     for an environment variable."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """Memory of the board; the catalog's when left out."""
@@ -151,7 +151,7 @@ class ServedModelConfig(Section):
         elif active is not None and active > total:
             raise problem("is more than all of its parameters", at=("active_parameters_billions",))
         if self.kv_bytes is not None and not 1 <= self.kv_bytes <= 1e9:
-            raise problem("is no KV cache of a token", expected="1 B to 1 GB", at=("kv_cache_per_token",))
+            raise problem("is not the KV cache of a token", expected="1 B to 1 GB", at=("kv_cache_per_token",))
         return self
 
 
@@ -180,7 +180,7 @@ class LanguageServiceConfig(Section):
         names = [(variant.model, variant.precision) for variant in self.variants]
         for index, variant in enumerate(self.variants):
             if names[index] in names[:index]:
-                raise problem("stands twice; each model and precision once", at=("variants", index))
+                raise problem("is listed twice; each model and precision once", at=("variants", index))
             if self.minimum_quality_ratio > 0 and variant.quality_ratio is None:
                 raise problem(
                     "a minimum quality needs the quality of every variant",
@@ -207,7 +207,7 @@ class LanguagePlanSection(Section):
         names = [service.name for service in self.services]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise problem("stands twice; names must differ", at=("services", index, "name"))
+                raise problem("is listed twice; names must differ", at=("services", index, "name"))
         return self
 
 
@@ -244,7 +244,7 @@ class PlanSection(Section):
     site states an objective (other than cost), a cap of power or carbon, host watts, lists of variants or measurements
     of slices."""
     objective: Literal["energy", "carbon", "cost", "weights"] = "energy"
-    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights says they are worth; the last of
+    """For joint: what to minimise: watts, grams, dollars, or the dollars that weights state they are worth; the last of
     these where it is left out and weights is stated."""
     weights: ObjectiveWeights | None = None
     """For joint with objective weights: what energy, carbon and rent are worth."""

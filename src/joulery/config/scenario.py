@@ -100,7 +100,7 @@ class TrainingCluster(Section):
     def _nodes_or_groups(self) -> TrainingCluster:
         given = sorted({"nodes", "node_gpus"} & self.model_fields_set)
         if self.groups and given:
-            raise problem("groups already say how many nodes there are", expected="either", at=(given[0],))
+            raise problem("groups already state the number of nodes", expected="either", at=(given[0],))
         return self
 
 
@@ -321,7 +321,7 @@ class PlanConfig(Section):
         for index, gpu in enumerate(self.gpus):
             total = sum(instance.share_ratio for instance in gpu)
             if total > 1 + 1e-9:
-                raise problem(f"gives away {100 * total:g} % of a GPU", at=("gpus", index))
+                raise problem(f"has shares of {100 * total:g} % of a GPU in all", at=("gpus", index))
         return self
 
 
@@ -373,7 +373,7 @@ class BatchedServingScenario(Section):
                 for place, instance in enumerate(gpu):
                     if instance.service not in names:
                         at = ("plans", number, "gpus", index, place, "service")
-                        raise problem("is no service of this scenario", expected=", ".join(names), at=at)
+                        raise problem("is not a service of this scenario", expected=", ".join(names), at=at)
         return self
 
 

@@ -176,7 +176,7 @@ class FamilyConfig(Section):
                     at=("variants", index, "model"),
                 )
         if 0 < sum(one.power_w is None for one in upstreams) < len(upstreams):
-            raise problem("say the power of every upstream, or of none", at=("variants",))
+            raise problem("state the power of every upstream, or of none", at=("variants",))
         if any(one.power_w == 0 for one in upstreams):
             raise problem("an upstream that answers draws more than 0 W above idle", at=("variants",))
         return self
@@ -295,9 +295,9 @@ class PlannedVariantConfig(Section):
     model: Name
     """Its name in the profiles of the fleet's GPUs."""
     accuracy_ratio: Ratio = Field(alias="accuracy")
-    """Its quality, from your own evaluation or a citation, such as 76.1 %; joulery knows none."""
+    """Its quality, from your own evaluation or a citation, such as 76.1 %; joulery assumes none."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
-    """GPU memory that one process of it takes; as the service says when left out."""
+    """GPU memory that one process of it takes; the service's when left out."""
 
 
 class ServiceConfig(Section):
@@ -320,10 +320,10 @@ class ServiceConfig(Section):
     rates: tuple[RateStep, ...] = ()
     """Changes of that demand over time; joulery plan provides for the highest rate, or step by step."""
     arrivals: PlannedArrivals | None = None
-    """Arrivals, for joulery plan; as the plan section says when left out."""
+    """Arrivals, for joulery plan; that of the plan section when left out."""
     memory_bytes: Bytes | None = Field(alias="memory", default=None)
     """GPU memory that one process of it takes, such as 1.4 GB, for joulery plan; that of its model in the family when
-    left out, and unknown where that says none."""
+    left out, and unknown without one."""
     spot: bool = False
     """For joulery plan: whether it may be on GPUs that their owner can withdraw (market spot of fleet.prices)."""
     minimum_replicas: Annotated[int, Field(ge=1, le=64)] = 1
@@ -395,7 +395,7 @@ class ServiceConfig(Section):
         self._batches_can_be_formed()
         names = [variant.name for variant in self.family.variants]
         if isinstance(self.policy, FixedPolicy) and self.policy.variant not in (None, *names):
-            raise problem("is no variant of this service", expected=", ".join(names), at=("policy", "variant"))
+            raise problem("is not a variant of this service", expected=", ".join(names), at=("policy", "variant"))
         self._split_can_be_met()
         return self
 
@@ -444,7 +444,7 @@ class ServiceConfig(Section):
         for name in self.policy.shares:
             if name not in accuracy:
                 raise problem(
-                    "is no variant of this service", expected=", ".join(accuracy), at=("policy", "shares", name)
+                    "is not a variant of this service", expected=", ".join(accuracy), at=("policy", "shares", name)
                 )
         mean = math.fsum(share * accuracy[name] for name, share in self.policy.shares.items())
         if mean < self.minimum_accuracy_ratio - 1e-12:
@@ -462,7 +462,7 @@ class ServiceConfig(Section):
             )
         for index, gpu in enumerate(self.gpus or ()):
             if gpu in (self.gpus or ())[:index]:
-                raise problem("stands twice; each GPU once", at=("gpus", index))
+                raise problem("is listed twice; each GPU once", at=("gpus", index))
 
 
 def no_models(service: ServiceConfig, pointer: str) -> ConfigError:
@@ -484,4 +484,4 @@ def unique(names: list[str], at: tuple[str, ...]) -> None:
     """
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise problem("stands twice; names must differ", at=(*at, index, "name"))
+            raise problem("is listed twice; names must differ", at=(*at, index, "name"))

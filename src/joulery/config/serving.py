@@ -64,7 +64,7 @@ class RayNodeConfig(Section):
     cores: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Cores that replicas may use there; a node has cores or gpus."""
     gpus: Annotated[int, Field(ge=1, le=64)] | None = None
-    """GPUs that replicas may use there, each a whole one; as many as ray start --num-gpus says."""
+    """GPUs that replicas may use there, each a whole one; those of ray start --num-gpus when left out."""
     carbon: CarbonConfig | None = None
     """Carbon intensity of its grid; the site's carbon when left out."""
     sleep: tuple[Text, ...] | None = None
@@ -129,7 +129,7 @@ class RayEngine(Section):
             values = [getattr(node, key) for node in self.nodes]
             for index, value in enumerate(values):
                 if value in values[:index]:
-                    raise problem("stands twice; nodes differ", at=("nodes", index, key))
+                    raise problem("is listed twice; nodes differ", at=("nodes", index, key))
         return self
 
     @model_validator(mode="after")
@@ -192,7 +192,7 @@ class GatewaysConfig(Section):
         if self.join is not None and self.join_token_file is None:
             raise problem("gateways of other machines need a token", hint="add join_token_file", at=("join",))
         if self.join is None and self.join_tls is not None:
-            raise problem("encrypts what nothing joins", hint="add join: host:port", at=("join_tls",))
+            raise problem("has no effect without join", hint="add join: host:port", at=("join_tls",))
         return self
 
 

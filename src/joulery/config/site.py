@@ -82,7 +82,7 @@ class Site(Section):
                     raise problem(f"there is no {name} in this site", expected=", ".join(governed) or "a name", at=at)
         if self.load is not None and self.load.service not in (None, *names):
             raise problem(
-                "is no service of this site", expected=", ".join(names) or "a service", at=("load", "service")
+                "is not a service of this site", expected=", ".join(names) or "a service", at=("load", "service")
             )
         aimed = self._aim
         if aimed is not None and self.service(aimed).load is not None:

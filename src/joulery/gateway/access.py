@@ -59,7 +59,7 @@ def read_token(path: Path) -> str:
         reason, hint = error.strerror or str(error), "name a file with the token on one line"
         raise ConfigError(f"the token cannot be read: {reason}", file=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
-        raise ConfigError("the token cannot be read: it is no text", file=str(path)) from error
+        raise ConfigError("the token cannot be read: it is not text", file=str(path)) from error
     if len(token) < MIN_TOKEN_LENGTH:
         raise ConfigError(f"a token needs at least {MIN_TOKEN_LENGTH} characters", file=str(path))
     if not token.isascii() or not token.isprintable():

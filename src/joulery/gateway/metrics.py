@@ -82,7 +82,7 @@ METRICS = (
         "joulery_carbon_intensity_grams_per_kilowatthour",
         "gauge",
         ("zone", "source", "basis", "signal", "scope"),
-        "Carbon intensity in use; basis says live, replayed or assumed.",
+        "Carbon intensity in use; basis is live, replayed or assumed.",
     ),
     Family(
         "joulery_carbon_intensity_known_ratio",
@@ -142,13 +142,13 @@ METRICS = (
         "joulery_replans_total",
         "counter",
         ("cause",),
-        "Plans made anew, by what caused it.",
+        "New plans, by cause.",
     ),
     Family(
         "joulery_build_info",
         "gauge",
         ("version", "python"),
-        "Always 1; the labels say what runs.",
+        "Always 1; the labels name the version that runs.",
     ),
 )
 _BY_NAME = {family.name: family for family in METRICS}

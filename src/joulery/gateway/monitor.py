@@ -35,7 +35,7 @@ def monitor_app(monitor: Monitor) -> Starlette:
     async def power(request: Request) -> Response:
         since = request.query_params.get("since_ns", "0")
         if not since.isdigit():
-            raise ConfigError("no moment", pointer="since_ns", got=since, expected="Unix nanoseconds")
+            raise ConfigError("not a time", pointer="since_ns", got=since, expected="Unix nanoseconds")
         of = request.query_params.get("of", "process")
         if of not in _OF:
             raise ConfigError("no such power", pointer="of", got=of, expected=" or ".join(_OF))
@@ -69,7 +69,9 @@ def _order(body: bytes) -> tuple[int, Path | None, float | None]:
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"no JSON: {error}", expected='{"pid": 1234}') from error
     if not isinstance(order, dict) or type(order.get("pid")) is not int:
-        raise ConfigError("no process", pointer="pid", got=body.decode(errors="replace")[:80], expected='{"pid": 1234}')
+        raise ConfigError(
+            "not a process", pointer="pid", got=body.decode(errors="replace")[:80], expected='{"pid": 1234}'
+        )
     if unknown := sorted(set(order) - _FIELDS):
         raise ConfigError("no such key", got=", ".join(unknown), expected=", ".join(sorted(_FIELDS)))
     try:

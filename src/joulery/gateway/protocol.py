@@ -85,7 +85,7 @@ def parse(body: bytes, json_bytes: int | None = None, *, timeout_s: float | None
     for entry in entries:
         tensor_name, array, rest = _input(entry, rest)
         if tensor_name in inputs:
-            raise _bad(f"input {tensor_name!r} stands twice")
+            raise _bad(f"input {tensor_name!r} is listed twice")
         inputs[tensor_name] = array
     if rest:
         raise _bad(f"{len(rest)} bytes of binary data belong to no input")
@@ -98,7 +98,7 @@ def render(service: str, variant: str, call: Call, outputs: Mapping[str, Tensor]
     """The body of the answer to ``call``. Numbers that JSON does not know (NaN, infinities) become null there.
 
     Raises:
-        RequestError: An output holds bytes that are no text, and was not asked for in binary.
+        RequestError: An output holds bytes that are not text, and was not asked for in binary.
         DataError: An output is of a type that the protocol cannot carry.
     """
     entries: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def _outputs(entries: object, default: bool) -> tuple[tuple[str, ...], dict[str,
             raise _bad("every output needs a name")
         name = entry["name"]
         if name in binary:
-            raise _bad(f"output {name!r} stands twice")
+            raise _bad(f"output {name!r} is listed twice")
         given = "binary_data" in (entry.get("parameters") or ())
         binary[name] = _flag(entry, "binary_data", f"output {name!r}") if given else default
     return tuple(binary), binary
@@ -204,7 +204,7 @@ def _from_json(name: str, datatype: str, shape: list[int], data: object) -> Tens
         try:
             flat = _numbers(data, datatype)
         except (ValueError, OverflowError) as error:
-            raise _bad(f"the data of input {name!r} is no regular list: {error}") from error
+            raise _bad(f"the data of input {name!r} is not a regular list: {error}") from error
         if flat.ndim > 1 and list(flat.shape) != shape:
             raise _bad(f"the data of input {name!r} is nested as {list(flat.shape)}, its shape is {shape}")
         flat = _typed(name, datatype, flat)
@@ -281,4 +281,4 @@ def _texts(name: str, array: Tensor) -> list[str]:
     try:
         return [element.decode() if isinstance(element, bytes) else str(element) for element in array.tolist()]
     except UnicodeDecodeError as error:
-        raise _bad(f"output {name!r} holds bytes that are no text; ask for it with binary_data") from error
+        raise _bad(f"output {name!r} holds bytes that are not text; ask for it with binary_data") from error

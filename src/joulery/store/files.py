@@ -107,7 +107,7 @@ def json_bytes(document: Any, option: int = 0) -> bytes:
 
 
 def readable(name: str) -> str:
-    """A name, or an argument, as text that every file can hold: bytes that are no text as ``\\udcff``."""
+    """A name, or an argument, as text that every file can hold: bytes that are not text as ``\\udcff``."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

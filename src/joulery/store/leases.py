@@ -246,7 +246,7 @@ def _state_errors(path: Path) -> Iterator[None]:
             yield
     except CapabilityError as error:
         raise CapabilityError(
-            f"nothing is set, because the lease cannot be written down first: {error.message}",
+            f"nothing is set, because the lease cannot be recorded first: {error.message}",
             resource=error.resource,
             hint="name a folder you may write to: export JOULERY_STATE=...",
         ) from error

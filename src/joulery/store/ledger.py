@@ -150,7 +150,7 @@ class Ledger(Database):
             DataError: The grams in question count different things.
         """
         if by not in _KEYS:
-            raise ConfigError("cannot sum by that", got=by, expected=", ".join(_KEYS))
+            raise ConfigError("cannot group by this", got=by, expected=", ".join(_KEYS))
         where, values = _where(owner, start_s, end_s)
         key = _KEYS[by]
         joules = self.query(f"SELECT {key}, quality, SUM(energy_j) FROM energy{where} GROUP BY 1, 2 ORDER BY 1", values)

@@ -88,7 +88,7 @@ def test_half_hours_are_inferred_and_a_step_may_be_stated(tmp_path: Path) -> Non
     seconds = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00:00Z,1", "2023-01-01T00:00:01Z,2")
     assert read_carbon_file(seconds).end_s == T0 + 2
     alone = csv(tmp_path, "timestamp_utc,x", "2023-01-01T00:00Z,1")
-    with pytest.raises(DataError, match=r"grid\.csv:2: one row .* long"):
+    with pytest.raises(DataError, match=r"grid\.csv:2: one row .* step"):
         read_carbon_file(alone)
     assert read_carbon_file(alone, FileFormat(step_s=900.0)).end_s == T0 + 900
 
@@ -96,11 +96,14 @@ def test_half_hours_are_inferred_and_a_step_may_be_stated(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (["2023-01-01T00:00Z,1", "2023-01-01T01:00Z,x"], "grid.csv:3: ci_direct: 'x' is no number"),
-        (["2023-01-01T00:00Z,1", "2023-01-01T01:00Z,-2"], "grid.csv:3: ci_direct: -2 g/kWh is no average intensity"),
+        (["2023-01-01T00:00Z,1", "2023-01-01T01:00Z,x"], "grid.csv:3: ci_direct: 'x' is not a number"),
+        (
+            ["2023-01-01T00:00Z,1", "2023-01-01T01:00Z,-2"],
+            "grid.csv:3: ci_direct: -2 g/kWh is not an average intensity",
+        ),
         (["2023-01-01T00:00Z,inf", "2023-01-01T01:00Z,2"], "grid.csv:2: ci_direct: inf g/kWh"),
-        (["2023-01-01T00:00Z,1_0", "2023-01-01T01:00Z,2"], "grid.csv:2: ci_direct: '1_0' is no number"),
-        (["2023-01-01T00:00Z,1", "yesterday,2"], "grid.csv:3: timestamp: 'yesterday' is no time stamp"),
+        (["2023-01-01T00:00Z,1_0", "2023-01-01T01:00Z,2"], "grid.csv:2: ci_direct: '1_0' is not a number"),
+        (["2023-01-01T00:00Z,1", "yesterday,2"], "grid.csv:3: timestamp: 'yesterday' is not a time stamp"),
         (
             ["2023-01-01T00:00,1", "2023-01-01T01:00,2"],
             "grid.csv:2: timestamp: time stamp '2023-01-01T00:00' has no offset",
@@ -119,13 +122,13 @@ def test_half_hours_are_inferred_and_a_step_may_be_stated(tmp_path: Path) -> Non
         (["2023-01-01T01:00Z,1", "2023-01-01T00:00Z,1"], "grid.csv:3: 2023-01-01T00:00:00Z is before"),
         (
             ["2023-01-01T00:00Z,1", "2023-01-01T01:00Z,2", "2023-01-01T02:00Z,2", "2023-01-01T02:20Z,3"],
-            "grid.csv:5: 2023-01-01T02:20:00Z is no multiple of the 3600 s step",
+            "grid.csv:5: 2023-01-01T02:20:00Z is not a multiple of the 3600 s step",
         ),
         (
             ["2023-01-01T00:00Z,1", "2023-01-01T00:01Z,2", "2023-01-01T00:02Z,2", "2033-01-01T00:00Z,3"],
             "grid.csv:5: 2033-01-01T00:00:00Z is 3.15619e+08 s after the row above; steps are 60 s",
         ),
-        ([], "grid.csv: 0 rows and 2 columns are no series"),
+        ([], "grid.csv: 0 rows and 2 columns are not a series"),
         (['"2023-01-01T00:00Z,1'], "grid.csv:2: not CSV"),
     ],
 )
@@ -299,10 +302,10 @@ def test_parquet_days(tmp_path: Path) -> None:
     ("columns", "says"),
     [
         ({"timestamp": STAMPS, "x": [1.0, None, 3.0]}, "grid.parquet:2"),
-        ({"timestamp": STAMPS, "x": [True, False, True]}, "grid.parquet:1: x: 'True' is no number"),
-        ({"timestamp": STAMPS, "x": [[1], [2], [3]]}, "grid.parquet:1: x: '[1]' is no number"),
-        ({"timestamp": [1, 2, 3], "x": [1, 2, 3]}, "grid.parquet:1: timestamp: '1' is no time stamp"),
-        ({"timestamp": [None, *STAMPS[1:]], "x": [1, 2, 3]}, "grid.parquet:1: timestamp: 'None' is no time stamp"),
+        ({"timestamp": STAMPS, "x": [True, False, True]}, "grid.parquet:1: x: 'True' is not a number"),
+        ({"timestamp": STAMPS, "x": [[1], [2], [3]]}, "grid.parquet:1: x: '[1]' is not a number"),
+        ({"timestamp": [1, 2, 3], "x": [1, 2, 3]}, "grid.parquet:1: timestamp: '1' is not a time stamp"),
+        ({"timestamp": [None, *STAMPS[1:]], "x": [1, 2, 3]}, "grid.parquet:1: timestamp: 'None' is not a time stamp"),
     ],
 )
 def test_bad_parquet_rows(tmp_path: Path, columns: dict[str, Any], says: str) -> None:

@@ -332,7 +332,7 @@ def test_a_job_with_damaged_documents_is_left_alone_and_blocks_no_other(machine:
     seen = {job.id: job for job in machine.backend.snapshot().jobs}
 
     assert "not JSON" in seen[lost].exempt and seen[lost].state is JobState.WAITING
-    assert "says nothing of command" in seen[running].exempt and seen[running].slots == 1
+    assert "lacks command" in seen[running].exempt and seen[running].slots == 1
     machine.backend.apply(Start(fine, 1))
     assert machine.until(fine, lambda job: job.state.over).state is JobState.DONE
     (machine.book.folder(lost) / "run.json").write_text("{")

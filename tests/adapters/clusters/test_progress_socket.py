@@ -61,6 +61,21 @@ def test_a_socket_left_behind_is_replaced_and_an_impossible_place_is_said(tmp_pa
         open_progress_socket(tmp_path / "none" / "s", tmp_path, lambda pid: 3)
 
 
+def test_a_file_or_a_listener_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        open_progress_socket(tmp_path / "precious", tmp_path, lambda pid: 3)
+    assert (tmp_path / "precious").read_text() == "mine"
+    listener = open_progress_socket(tmp_path / "s", tmp_path, lambda pid: 3)
+    try:
+        with pytest.raises(ConfigError, match="another process listens there"):
+            open_progress_socket(tmp_path / "s", tmp_path, lambda pid: 4)
+        send(tmp_path / "s", "1/2")
+        wait_until(lambda: Progress(tmp_path).of(3) == 0.5)
+    finally:
+        listener.close()
+
+
 def test_the_job_of_a_process_is_that_of_its_cgroup_whatever_it_says_itself(tmp_path: Path) -> None:
     for pid, cgroup, environ in (
         (10, "0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0\n", b"SLURM_JOB_ID=9\0"),

@@ -44,7 +44,7 @@ def test_gpus_of_the_nodes_that_are_up_and_a_note_on_the_others() -> None:
 def test_partitions_without_gpus_are_named_and_a_slurm_conf_that_is_no_file_is_an_error(tmp_path: Path) -> None:
     notes = backend(FakeSlurm(nodes=[]), partitions=("nope", "gpu")).snapshot().notes
     assert notes == ("Slurm has no node with GPUs in nope, gpu: sinfo -N -O nodelist,partition,gres",)
-    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is no file"):
+    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is not a file"):
         command_runner(1.0, tmp_path / "slurm.conf")
 
 
@@ -320,7 +320,7 @@ def test_a_user_without_rights_schedules_his_own_jobs_and_is_informed_once() -> 
     assert "Operator" in str(caught.value.hint) and not caught.value.grant, "he goes on with his own"
     assert cluster.apply(Order((1, 2))).startswith("not ranked")
     snapshot = cluster.snapshot()
-    assert [bool(job.exempt) for job in snapshot.jobs] == [False, True] and "no operator" in snapshot.notes[-1]
+    assert [bool(job.exempt) for job in snapshot.jobs] == [False, True] and "not a Slurm operator" in snapshot.notes[-1]
     cluster.apply(Hold(1))
     assert cluster.snapshot().jobs[0].held_by_us
 

@@ -73,7 +73,7 @@ def test_a_crash_in_between_does_not_make_two_of_it() -> None:
     cluster = Cluster(crash=True)
     cluster.slurm.submit(7, tres_per_node="", tres_per_task="gres:gpu:1", **MORE)
     backend = SlurmBackend(cluster, SlurmScope(resubmit=True))
-    with pytest.raises(ActuationError, match="cannot make place for job 71"):
+    with pytest.raises(ActuationError, match="cannot make room for job 71"):
         backend.apply(Start(7, 2))
     assert backend.apply(Start(7, 2)).startswith("as job 71")
     assert len(cluster.submitted) == 1
@@ -92,7 +92,7 @@ def test_what_is_asked_for_anew() -> None:
     assert "--gpus=3" in resubmission(record(tres_per_node="", tres_per_job="gres:gpu:1"), 3, 2)
     tasks = resubmission(record(tres_per_node="", tres_per_task="gres:gpu:2"), 4, 2)
     assert {"--ntasks=2", "--gpus-per-task=2"} < set(tasks)
-    with pytest.raises(ActuationError, match="2 GPUs a task: 3"):
+    with pytest.raises(ActuationError, match="2 GPUs a task, and 3"):
         resubmission(record(tres_per_node="", tres_per_task="gres:gpu:2"), 3, 2)
 
 

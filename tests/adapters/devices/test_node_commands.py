@@ -54,5 +54,5 @@ def test_a_command_that_fails_hangs_or_is_missing_is_one_clear_error(tmp_path):
     (tmp_path / "text").write_text("no program")
     with pytest.raises(CapabilityError, match="Permission denied"):
         NodeCommands("south", (str(tmp_path / "text"),), fails).apply(SleepSetting(asleep=True))
-    with pytest.raises(ConfigError, match="a command that has it sleep"):
+    with pytest.raises(ConfigError, match="a command that puts"):
         NodeCommands("south", (), fails)

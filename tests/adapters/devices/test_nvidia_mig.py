@@ -134,17 +134,17 @@ def test_what_no_menu_has_is_refused() -> None:
     device = NvidiaMig(0, nvml)
     with pytest.raises(ConfigError, match=r"no MIG profile '5g\.30gb'"):
         device.apply(MigSetting(("5g.30gb",)))
-    with pytest.raises(ConfigError, match="cannot be cut"):
+    with pytest.raises(ConfigError, match="cannot be partitioned"):
         device.apply(MigSetting(("4g.20gb", "4g.20gb")))
-    with pytest.raises(CapabilityError, match="in MIG mode alone") as caught:
+    with pytest.raises(CapabilityError, match="only in MIG mode") as caught:
         device.apply(MigSetting(("1g.10gb",) * 3))
     assert caught.value.grant == "sudo nvidia-smi -i 0 -mig 1"
     device.apply(MigSetting(("7g.40gb",)))
     device.apply(MigSetting(("1g.10gb",) * 3))
-    with pytest.raises(ConfigError, match="cannot be cut"):
+    with pytest.raises(ConfigError, match="cannot be partitioned"):
         device.apply(MigSetting(("4g.20gb", "3g.20gb", "1g.5gb")))
     assert cut_names(nvml) == ("1g.10gb",) * 3
-    with pytest.raises(DataError, match="not a cut"):
+    with pytest.raises(DataError, match="not a partition"):
         device.reset({"instances": 3})
 
 

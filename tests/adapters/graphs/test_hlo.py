@@ -1,11 +1,14 @@
 """Programs as XLA prints them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from joulery.adapters.graphs import hlo, onnx, torch_export
 from joulery.adapters.graphs.hlo import read_hlo
 from joulery.domain.errors import DataError
+from joulery.domain.trace.operators import OperatorKind
 from joulery.perf.power.operator_costs import operator_costs
 from tests.data_folder import data_folder
 
@@ -82,6 +85,28 @@ def test_a_grouped_convolution_in_bfloat16(tmp_path: Path) -> None:
     assert convolution.flops == 2 * (2 * 8 * 8 * 6) * (3 * 3 * 2)
     assert convolution.traffic_bytes == 2 * (2 * 16 * 16 * 4 + 3 * 3 * 2 * 6 + 2 * 8 * 8 * 6)
     assert (odd.type, odd.flops, odd.traffic_bytes) == ("made-up-op", 0, 2 * 2 * (2 * 8 * 8 * 6))
+
+
+def test_operators_with_hyphens_in_their_names_have_rules(tmp_path: Path) -> None:
+    program = """HloModule shifts
+
+ENTRY %main (x: s32[8], n: s32[8], seed: u64[2]) -> s32[8] {
+  %x = s32[8]{0} parameter(0)
+  %n = s32[8]{0} parameter(1)
+  %seed = u64[2]{0} parameter(2)
+  %bits = (u64[2]{0}, u32[8]{0}) rng-bit-generator(%seed), algorithm=rng_default
+  %held = s32[8]{0} optimization-barrier(%x)
+  ROOT %shifted = s32[8]{0} shift-right-arithmetic(%held, %n)
+}
+"""
+    operators = read_hlo(written(tmp_path, program))
+    kinds = {operator.type: operator.kind for operator in operators}
+    assert kinds == {"rng-bit-generator": OperatorKind.MOVE, "shift-right-arithmetic": OperatorKind.ELEMENTWISE}
+
+
+def test_every_rule_is_of_a_whole_name() -> None:
+    for table in (hlo._RULES, onnx._RULES, torch_export._RULES):
+        assert all(re.fullmatch(r"\w([\w.:-]*\w)?", name) for name in table)
 
 
 def test_several_programs_are_phases(tmp_path: Path) -> None:

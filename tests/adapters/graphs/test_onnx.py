@@ -63,7 +63,7 @@ def test_a_named_dimension(small: Path) -> None:
     assert operator_costs(read_onnx(small, {"N": 2}))[0].flops == 2 * 2 * 6 * 64 * 18
     with pytest.raises(DataError, match=r"dimension 0 .*input x .*: N") as caught:
         read_onnx(small, {})
-    assert caught.value.hint == "say --dim N=N"
+    assert caught.value.hint == "add --dim N=N"
 
 
 def test_products_of_matrices_in_several_forms(tmp_path: Path) -> None:

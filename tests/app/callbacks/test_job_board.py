@@ -75,7 +75,7 @@ def test_a_store_that_is_gone_is_said_once():
     (first, _), store, _ = boards(2)
     first.put(10.0, 1.0)
     store.lost = True
-    with pytest.warns(MeasureWarning, match="of this node alone"):
+    with pytest.warns(MeasureWarning, match="cover this node only"):
         first.put(11.0, 1.0)
     first.put(12.0, 1.0)
     assert first.job() is None and first.last() is None
@@ -168,10 +168,10 @@ def test_the_energy_of_a_job_reads_well():
 
 def test_without_a_store_the_figures_are_said_to_be_of_one_node():
     assert open_board({}) is None
-    with pytest.warns(MeasureWarning, match="node 1 of 2 alone"):
+    with pytest.warns(MeasureWarning, match="node 1 of 2 only"):
         assert (
             open_board({"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) is None
         )
     ray = {"RAY_JOB_ID": "01000000", "NODE_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}
-    with pytest.warns(MeasureWarning, match="this process alone"):
+    with pytest.warns(MeasureWarning, match="this process only"):
         assert open_board(ray) is None

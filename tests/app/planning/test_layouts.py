@@ -95,9 +95,9 @@ def test_costs_of_ones_own_are_read_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rule": "owner: me"}, "does not say what accuracy is worth"),
-        ({"A30-24GB": "B100"}, "no way is known to cut a B100"),
-        ({"rate: 2.5 /s, ": ""}, "says no rate to plan for"),
+        ({"rule": "owner: me"}, "does not state the value of accuracy"),
+        ({"A30-24GB": "B100"}, "no MIG partitions are known for a B100"),
+        ({"rate: 2.5 /s, ": ""}, "states no rate to plan for"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path, changes, message):

@@ -155,7 +155,7 @@ def test_a_path_may_name_an_environment_variable(tmp_path, monkeypatch):
         (["large", "1g", "1.5", "1", "100", "0.01"], "expected a whole number"),
         (["large", "1g", "1", "0", "100", "0.01"], "expected a number above 0"),
         (["", "1g", "1", "1", "100", "0.01"], "no name"),
-        (["large", "1g", "1", "1", "100", "0.01"], "stand twice"),
+        (["large", "1g", "1", "1", "100", "0.01"], "are listed twice"),
     ],
 )
 def test_a_row_that_cannot_be_meant_names_itself(tmp_path, row, said):
@@ -183,12 +183,12 @@ def test_an_empty_or_one_point_table_is_refused(tmp_path, some, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"gpu": ""}, "does not say its power"),
-        ({"gpu": ", idle: 60 W"}, "does not say its power"),
+        ({"gpu": ""}, "states no power"),
+        ({"gpu": ", idle: 60 W"}, "states no power"),
         ({"gpu": ", idle: 400 W, busy: 60 W"}, "more when busy than idle"),
         ({"gpu": ", idle: .nan, busy: 400 W"}, "idle"),
         ({"gpu": ", idle: 60 W, busy: -400 W"}, "busy"),
-        ({"name": "V100"}, "cannot be cut into MIG slices"),
+        ({"name": "V100"}, "has no MIG slices"),
         ({"name": "A100-90GB"}, "did you mean"),
         ({"where": "absent.csv"}, "no such file"),
         ({"floor": "90"}, "no variant is as accurate"),

@@ -49,7 +49,7 @@ def test_prompts_are_lines_and_there_are_some_of_our_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b" \n\n", "holds no prompt"), (b"caf\xe9\n", "no UTF-8"), (None, "cannot be read")]
+    ("content", "said"), [(b" \n\n", "holds no prompt"), (b"caf\xe9\n", "not UTF-8"), (None, "cannot be read")]
 )
 def test_prompts_that_are_none_are_one_clear_error(tmp_path, content, said):
     file = tmp_path / "prompts.txt"
@@ -81,7 +81,7 @@ def test_inputs_are_made_up_to_fit():
 
 
 def test_a_model_that_declares_nothing_gets_nothing():
-    with pytest.raises(ConfigError, match="does not say what it takes"):
+    with pytest.raises(ConfigError, match="declares no inputs"):
         inputs_for([], None)
 
 

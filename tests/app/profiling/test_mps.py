@@ -83,7 +83,7 @@ def test_a_kernel_profiler_counts_where_there_is_one(
     ("arguments", "says"),
     [
         (["mine", "--mps", "0"], "name the model to profile"),
-        ([MODEL, "--mps", "0"], "say what to ask the model"),
+        ([MODEL, "--mps", "0"], "name the inputs of one request"),
         ([MODEL, "--mps", "7", "--inputs", "INPUTS"], "no such GPU"),
         ([MODEL, "--mps", "0", "--inputs", "INPUTS", "--launch", "3 W"], "is a power, not a time"),
         ([MODEL, "--mps", "0", "--inputs", "no.npz"], "not an .npz file"),

@@ -190,7 +190,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
     found = json.loads(done.stdout)
     assert [(e["variant"], e["slice"]) for e in found["entries"]] == [("small", "cpu:1")]
     assert found["entries"][0]["alone"]["summary"]["runs"] == 200
-    for arguments, words in ((["big"], "no such service or variant"), (["sums", "--slices", "9"], "not a cut")):
+    for arguments, words in ((["big"], "no such service or variant"), (["sums", "--slices", "9"], "not a partition")):
         name, *rest = arguments
         done = subprocess.run(
             [sys.executable, "-m", "joulery", "profile", name, str(site), *rest],

@@ -46,7 +46,7 @@ def serving(**gateways: object) -> ServingConfig:
         ({"listen": ("127.0.0.1:1", "127.0.0.1:1")}, "an address twice"),
         ({"listen": ("0.0.0.0:1",)}, "needs a token"),
         ({"join": "10.0.0.5:8090"}, "need a token"),
-        ({"join_tls": {"certificate": Path(__file__), "key": Path(__file__)}}, "encrypts what nothing joins"),
+        ({"join_tls": {"certificate": Path(__file__), "key": Path(__file__)}}, "has no effect without join"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_error(gateways: dict[str, object], message: str) -> None:

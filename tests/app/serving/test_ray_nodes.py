@@ -89,8 +89,8 @@ def test_a_service_on_nodes_is_profiled_with_the_slices_of_one_node(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "ray", "fleet", "fault"),
     [
-        ({}, RAY.replace("name: b", "name: a"), FLEET, "stands twice"),
-        ({}, RAY.replace("0.0.2", "0.0.1"), FLEET, "stands twice"),
+        ({}, RAY.replace("name: b", "name: a"), FLEET, "is listed twice"),
+        ({}, RAY.replace("0.0.2", "0.0.1"), FLEET, "is listed twice"),
         ({}, RAY.replace("cores: 1", "cores: 0"), FLEET, "at least 1"),
         ({}, RAY, {}, "have the cores"),
         ({}, RAY.replace("cores: 1}", "cores: 1, gpus: 1}"), FLEET, "either cores or gpus"),

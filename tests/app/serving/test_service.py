@@ -227,7 +227,7 @@ def test_more_services_than_cores_share_them(tmp_path):
 def test_more_cores_than_there_are_for_several_services(tmp_path):
     with pytest.raises(CapabilityError, match="3 CPU cores together, 2"):
         cores_of(several(tmp_path, "{cores: 2}", "{cores: 1}"))
-    with pytest.raises(ConfigError, match="cuts the cores for one service"):
+    with pytest.raises(ConfigError, match="partitions the cores for one service"):
         cores_of(several(tmp_path, "", "", fleet="fleet: {cpu: {slices: [1, 1]}}\n"))
 
 

@@ -167,7 +167,7 @@ def test_another_kind_of_policy_needs_a_restart(tmp_path):
     [
         ("{kind: split, shares: {small: 60 %, large: 30 %}}", {}, "sum to 100 %"),
         ("{kind: split, shares: {}}", {}, "sum to 100 %"),
-        ("{kind: split, shares: {small: 60 %, lage: 40 %}}", {}, "no variant of this service"),
+        ("{kind: split, shares: {small: 60 %, lage: 40 %}}", {}, "not a variant of this service"),
         ("{kind: split, shares: {small: 60 %, large: 40 %}}", {"mode: act": "mode: advise"}, "mode act only"),
         (
             "{kind: split, shares: {small: 60 %, large: 40 %}}",

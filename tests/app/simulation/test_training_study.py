@@ -76,7 +76,7 @@ cluster:
     [
         ("h100,", GROUPS, "no group of nodes has gpu_type 'h100'"),
         ("a100,old", GROUPS, "no group of nodes has gpu_type 'a100' partition 'old'"),
-        ("a100,new", "cluster: {nodes: 3, groups: [{type: x, nodes: 1, gpus: 1}]}", "groups already say"),
+        ("a100,new", "cluster: {nodes: 3, groups: [{type: x, nodes: 1, gpus: 1}]}", "groups already state"),
         ("a100,new", "cluster: {groups: [{type: x, nodes: 0, gpus: 1}]}", "nodes"),
         ("a100,new", "cluster: {groups: [{type: x, nodes: 1, gpus: 1, limit: 0 W}]}", "limit"),
         ("v100,new", GROUPS, None),
@@ -178,7 +178,7 @@ def test_what_schedulers_foresee(tmp_path: Path) -> None:
         (["--policies", "greenest"], "no such training policy"),
         (["--days", "none"], "--days needs a whole number"),
         (["--seed", "-1"], "--seed needs a whole number"),
-        (["--policies", "green:theta=high"], "turned to a number"),
+        (["--policies", "green:theta=high"], "takes a number"),
         (["--carbon-forecast", "tomorrow"], "neither a file nor a kind of forecast"),
         (["--carbon-forecast", "recorded"], "no recorded forecast for GB"),
         (["--column", "ci"], "--column names a column of --carbon"),

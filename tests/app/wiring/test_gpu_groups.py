@@ -93,7 +93,7 @@ def test_shared_gpus_are_cut_once(tmp_path):
     ("keys", "words", "pointer"),
     [
         ({"a": ", gpus: []"}, "one GPU or more", "services.0.gpus"),
-        ({"a": ", gpus: [0, 0]"}, "stands twice", "services.0.gpus.1"),
+        ({"a": ", gpus: [0, 0]"}, "is listed twice", "services.0.gpus.1"),
         (
             {"a": ", gpus: [0, 1]", "b": ", gpus: [1]"},
             "service a has that GPU",

@@ -167,7 +167,7 @@ GOLDEN = [
     (
         "kind: clover, lambda: 0.5, base_intensity: 250 g/kWh",
         "kind: fixed, variant: lite9",
-        "site.yaml:18 services.0.policy.variant: is no variant of this service (got 'lite9', expected lite0, lite2)",
+        "site.yaml:18 services.0.policy.variant: is not a variant of this service (got 'lite9', expected lite0, lite2)",
         "",
     ),
     (
@@ -205,7 +205,7 @@ GOLDEN = [
     (
         "name: lite2",
         "name: lite0",
-        "site.yaml:14 services.0.family.variants.1.name: stands twice; names must differ (got 'lite0')",
+        "site.yaml:14 services.0.family.variants.1.name: is listed twice; names must differ (got 'lite0')",
         "",
     ),
     (
@@ -271,7 +271,7 @@ GOLDEN = [
     (
         "poisson,",
         "poisson, service: other,",
-        "site.yaml:20 load.service: is no service of this site (got 'other', expected photos)",
+        "site.yaml:20 load.service: is not a service of this site (got 'other', expected photos)",
         "",
     ),
     (

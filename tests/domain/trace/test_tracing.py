@@ -14,5 +14,5 @@ def test_a_schedule_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("text", ["active=0", "skip=-1", "skip", "skip=1,skip=2", "steps=3", "active=x", "1,2,3,4"])
 def test_what_is_no_schedule_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no schedule of steps"):
+    with pytest.raises(ConfigError, match="not a schedule of steps"):
         Steps.parse(text)

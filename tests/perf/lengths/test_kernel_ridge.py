@@ -150,7 +150,7 @@ def test_bad_lengths_recipes_and_rows_are_refused():
         AnswerLengths(("a", "b", "c"), -TOKENS)
     with pytest.raises(DataError, match="expected 6 features"):
         model().scores(FEATURES[0, :5])
-    with pytest.raises(DataError, match="no model was judged"):
+    with pytest.raises(DataError, match="no model was evaluated"):
         mean_quality([])
     for bad in ({"width": 0.0}, {"mean_ridge": 0.0}, {"head_ridge": -1.0}, {"shared_ratio": 1.5}, {"folds": 1}):
         with pytest.raises(ConfigError):

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joulery.perf.llm.predictor import isotonic, monotone_times
+from joulery.perf.isotonic import isotonic
+from joulery.perf.llm.predictor import monotone_times
 
 curves = st.lists(st.floats(-3, 3), min_size=1, max_size=20)
 

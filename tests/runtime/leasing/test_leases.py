@@ -368,6 +368,6 @@ def test_what_is_being_set_while_the_holder_closes_is_taken_back_and_nothing_is_
     setting.join()
     closing.join()
     assert device.observe().setting == ClockSetting() and book.names() == () and holder.held == ()
-    with pytest.raises(CapabilityError, match="too late"):
+    with pytest.raises(CapabilityError, match="being reverted"):
         holder.set(device, spec, ClockSetting(1000.0), "idle")
     assert device.observe().setting == ClockSetting() and book.names() == ()

@@ -68,7 +68,7 @@ def test_a_person_reads_a_table_and_a_warning(capsys, files):
     code, printed = run(capsys, {**files, "evaluate": files["data"]})
     assert code == 0
     assert "kendall_tau" in printed.out and "trained on 80 prompts and 2 models" in printed.out
-    assert "80 of the evaluated prompts were trained on: this flatters" in printed.err
+    assert "80 of the evaluated prompts were trained on: these figures are too good" in printed.err
 
 
 def test_a_model_never_seen_is_judged_by_the_shared_head(tmp_path, files):

@@ -21,6 +21,7 @@ from joulery.domain.serving.engine import EnergyShare
 from joulery.gateway.protocol import parse
 from joulery.runtime.load import LoadPlan, Outcomes, constant_times_s, poisson_times_s, read_outcomes, start
 from joulery.runtime.load.load_plan import MAX_REQUESTS, bodies_of, encode, read_bodies
+from joulery.runtime.load.outcomes import DELAY_S
 from joulery.runtime.load.sender import Sender
 from tests.gateway.support import FakeEngine, serving
 from tests.waiting import ended, eventually, wait_until
@@ -441,6 +442,9 @@ async def test_a_load_is_open_loop_up_to_its_connections_and_says_where_it_is_no
         load = sender(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections=connections, timeout_s=60.0)
         running = asyncio.create_task(load.run(np.zeros(4096)))
         await eventually(lambda: slow.most >= connections, "every connection", 60.0)
+        # What is sent from now on is delayed, however fast this machine is.
+        begun_s = time.monotonic()
+        await eventually(lambda: time.monotonic() >= begun_s + DELAY_S, "the delay", 60.0)
         slow.release()
         await running
     found = load.outcomes.summary(slo_s=0.0)

@@ -270,12 +270,12 @@ def test_what_is_no_measured_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("period_s", [0.0, -1.0, 0.0009, 1.1, math.inf, math.nan])
 def test_periods_have_bounds(period_s: float) -> None:
-    with pytest.raises(ConfigError, match="no sampling period"):
+    with pytest.raises(ConfigError, match="not a sampling period"):
         Settings(period_s)
 
 
 @pytest.mark.parametrize(
-    ("terms", "says"), [({"idle": "half"}, "no rule"), ({"pue": 0.9}, "no PUE"), ({"pue": math.inf}, "no PUE")]
+    ("terms", "says"), [({"idle": "half"}, "not a rule"), ({"pue": 0.9}, "not a PUE"), ({"pue": math.inf}, "not a PUE")]
 )
 def test_terms_are_checked(terms: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

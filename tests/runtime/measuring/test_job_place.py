@@ -38,7 +38,7 @@ def test_a_stated_node_takes_the_launchers_tasks():
 
 @pytest.mark.parametrize("stated", ["", "1", "2/2", "-1/2", "0/0", "a/b", "0/2/3", "0 / 2", "٣/٤", "1/99999999"])
 def test_anything_else_is_no_node(stated):
-    with pytest.raises(ConfigError, match="no node of a job"):
+    with pytest.raises(ConfigError, match="not a node of a job"):
         job_place({}, stated)
 
 

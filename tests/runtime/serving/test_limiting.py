@@ -290,7 +290,7 @@ def test_totals_by_kind() -> None:
         ({"power_limits": [{"device": "cpu", "trial": "100 ms"}]}, "between the period and the review"),
         ({"power_limits": [{"device": "cpu", "max_slowdown": 0.9}]}, "max_slowdown"),
         ({"power_limits": [{"device": "cpu", "baseline": "0 %"}]}, "baseline"),
-        ({"power_limits": [{"device": "cpu"}, {"device": "cpu"}]}, "stands twice"),
+        ({"power_limits": [{"device": "cpu"}, {"device": "cpu"}]}, "is listed twice"),
         ({"clocks": [{"device": "cpu"}], "power_limits": [{"device": "cpu"}]}, "a governor sets the clock"),
     ],
 )

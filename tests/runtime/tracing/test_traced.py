@@ -294,7 +294,7 @@ def test_a_program_killed_after_a_cycle_keeps_it_and_says_so(tmp_path: Path) -> 
 
 
 def test_a_framework_without_a_tracer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no tracer"):
+    with pytest.raises(ConfigError, match="not a tracer"):
         open_tracer("caffe")
 
 

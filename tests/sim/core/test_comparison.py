@@ -68,7 +68,7 @@ def test_pairing_removes_what_both_share():
 
 
 def test_nothing_and_unequal_seeds_are_refused():
-    with pytest.raises(DataError, match="no seeds"):
+    with pytest.raises(DataError, match="at least one seed"):
         interval([])
     with pytest.raises(DataError, match="cannot be paired"):
         paired([1.0], [1.0, 2.0])

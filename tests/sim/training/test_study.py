@@ -140,7 +140,7 @@ def test_every_knob_can_be_turned_in_the_name_of_a_scheme() -> None:
     assert runs["green:fixed_gpus=1"].digest != runs["green"].digest
     for bad, says in (
         ("green:mue=2", "green has no knob mue"),
-        ("green:mu=high", "turned to a number"),
+        ("green:mu=high", "takes a number"),
         ("gren", "no such training policy"),
     ):
         with pytest.raises(ConfigError, match=says):

@@ -40,7 +40,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ([GOOD[1], GOOD[0], GOOD[2]], "grid.csv:3: 2023-01-01T00:00:00Z is before the row above"),
         ([GOOD[0], GOOD[1], GOOD[1]], "grid.csv:4: 2023-01-01T01:00:00Z is the same time as the row above"),
         ([GOOD[0], "2023-01-01T01:00Z,-4"], "grid.csv:3: ci_direct: -4 g/kWh"),
-        ([GOOD[0], "2023-01-01T01:00Z,much"], "grid.csv:3: ci_direct: 'much' is no number"),
+        ([GOOD[0], "2023-01-01T01:00Z,much"], "grid.csv:3: ci_direct: 'much' is not a number"),
         ([], "grid.csv: 0 rows"),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_bad_file(measured, rows: list[str], says: str) -> None:
         (["--carbon", "grid.csv", "--scope", "lifecycle"], "which column holds the lifecycle intensity"),
         (["--carbon", "grid.csv", "--timezone", "Mars/Olympus"], "unknown time zone (got Mars/Olympus"),
         (["--carbon", "grid.csv", "--fill", "zero"], "--fill not a rule for gaps"),
-        (["--carbon", "grid.csv", "--zone", "GB"], "--zone and --carbon both say"),
+        (["--carbon", "grid.csv", "--zone", "GB"], "--zone and --carbon both name"),
         (["--zone", "DE"], "unknown grid zone (got DE"),
         (["--zone", "GB-99"], "unknown zone of Great Britain (got GB-99"),
         (["--zone", "electricity-maps:DE"], "Electricity Maps needs a token"),

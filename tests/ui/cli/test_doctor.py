@@ -23,7 +23,7 @@ def test_every_status_and_area_has_a_word(capsys: pytest.CaptureFixture[str]) ->
     assert set(_MARKS) == set(Status)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "! rapl: may not be read\n      to have it: sudo do it\n" in text
+    assert "! rapl: may not be read\n      to enable it: sudo do it\n" in text
     assert "– nvml: no driver\n      install one\n" in text
     assert text.count("Energy: what measures it") == 1
     assert "Share: energy by process\n  ✓ CPU time: exact" in text

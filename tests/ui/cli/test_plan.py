@@ -191,7 +191,7 @@ def test_the_five_inputs_that_broke_the_published_code(capsys, tmp_path, preset)
     [
         ([("one", "yolo", "50 ms", "10 /s")], "", "no coefficients for model 'yolo'"),
         ([("one", "ssd", "50 ms", "0 /s")], "", "must be above 0"),
-        ([("one", "ssd", "50 ms", "10 /s"), ("one", "ssd", "50 ms", "10 /s")], "", "stands twice"),
+        ([("one", "ssd", "50 ms", "10 /s"), ("one", "ssd", "50 ms", "10 /s")], "", "is listed twice"),
         ([("one", "ssd", "50 ms", "10 /s")], "plan: {replicas: 0}", "must be at least 1"),
         ([("one", "ssd", "50 ms", "10 /s")], "plan: {preset: magic}", "is not a known value"),
         ([("one", "ssd", "-3 ms", "10 /s")], "", "must be above 0"),
@@ -216,7 +216,7 @@ def test_bad_sites_are_one_clear_error(capsys, tmp_path, services, text, said):
         ),
         (
             "fleet: {gpus: [{name: V100, price: 3 USD/h}]}\nservices: [{name: a, model: ssd, slo: {latency: 50 ms}}]",
-            "says no rate",
+            "states no rate",
         ),
         ("fleet: {gpus: [{name: V100, price: 3 EUR/h}]}", "EUR/h"),
         (

@@ -101,10 +101,10 @@ def test_the_trace_is_what_simulate_reads(jobs: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "3 jobs held GPUs and nothing measured them"),
+        ((), "3 jobs held GPUs and were not measured"),
         (("--gpu-power", "250"), "needs a unit"),
         (("--gpu-power", "250 W", "--since", "1 d"), "no job ran since then; the newest ended on 2026-10-03"),
-        (("--gpu-power", "250 W", "--sacct-timezone", "Mars/Olympus"), "is no time zone"),
+        (("--gpu-power", "250 W", "--sacct-timezone", "Mars/Olympus"), "is not a time zone"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(
@@ -259,10 +259,10 @@ def test_jobs_stay_on_the_type_of_gpu_that_they_ran_on(tmp_path: Path, capsys: p
     for nodes, more, says in (
         ("a100:1x4", (), "job 2 ran on GPUs of type v100, --nodes names a100"),
         ("a100:1x2,v100:1x2", (), "asks for 3 GPUs"),
-        ("a100:4", (), "is no group of nodes"),
-        ("a100:0x4", (), "is no group of nodes"),
-        ("", (), "is no group of nodes"),
-        ("a100:1x4,v100:2x2", ("--gpus", "8"), "--nodes says how many GPUs there are"),
+        ("a100:4", (), "is not a group of nodes"),
+        ("a100:0x4", (), "is not a group of nodes"),
+        ("", (), "is not a group of nodes"),
+        ("a100:1x4,v100:2x2", ("--gpus", "8"), "--nodes states the number of GPUs"),
     ):
         code, _, err = run(capsys, *flags, "--nodes", nodes, *more)
         assert code == 2 and says in err, err
@@ -375,7 +375,7 @@ def test_limits_that_agents_measured_replace_assumed_ones(tmp_path: Path, capsys
         saved.append(found["job_carbon_change_ratio"]["mean"])
     assert saved[1] < saved[0] - 0.2
     code, _, err = run(capsys, *more, "--meters", str(tmp_path / "nowhere"))
-    assert code == 2 and "--meters" in err and "is no folder" in err
+    assert code == 2 and "--meters" in err and "is not a folder" in err
 
 
 def test_jobs_of_one_name_that_differ_teach_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

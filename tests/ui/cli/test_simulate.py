@@ -207,7 +207,7 @@ def test_the_same_seeds_give_the_same_bytes(tmp_path):
     ("arguments", "code", "text"),
     [
         ((SERVING, "--policy", "magic"), 2, "no such provisioning policy"),
-        ((SERVING, "--policy", "igniter", "--policy", "igniter"), 2, "stands twice"),
+        ((SERVING, "--policy", "igniter", "--policy", "igniter"), 2, "is listed twice"),
         ((SERVING, "--profile", "x"), 2, "takes no --profile"),
         ((CLOVER, "--policy", "magic"), 2, "no scheme"),
         ((CLOVER, "--column", "x"), 2, "--carbon"),

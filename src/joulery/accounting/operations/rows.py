@@ -50,11 +50,12 @@ def fold_from(text: str) -> Fold:
     """
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern or "/" in name:
-        raise ConfigError("no fold", got=text, expected=r"PATTERN=NAME for one path component, such as group_\d+=group")
+        expected = r"PATTERN=NAME for one path component, such as group_\d+=group"
+        raise ConfigError("not a fold", got=text, expected=expected)
     try:
         return Fold(re.compile(pattern), name)
     except re.error as error:
-        raise ConfigError(f"no pattern: {error}", got=pattern, expected="a regular expression") from error
+        raise ConfigError(f"not a regular expression: {error}", got=pattern, expected="a regular expression") from error
 
 
 def folded(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> TensorFootprint:

@@ -54,7 +54,7 @@ def read_intensities(path: Path) -> Table:
         raise DataError(f"cannot be read: {error.strerror or error}", file=file, hint="check the path") from error
     if len(table.columns) < 2 or not table.rows:
         raise DataError(
-            f"{len(table.rows)} rows and {len(table.columns)} columns are no series",
+            f"{len(table.rows)} rows and {len(table.columns)} columns are not a series",
             file=file,
             hint="expected a header such as timestamp_utc,ci_lifecycle and a row for each step",
         )
@@ -297,10 +297,10 @@ def _intensity(cell: Any, signal: Signal) -> float:
         value = float(cell)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{str(cell)[:40]!r} is no number", hint="write grams per kilowatt-hour, such as 231.5"
+            f"{str(cell)[:40]!r} is not a number", hint="write grams per kilowatt-hour, such as 231.5"
         ) from error
     if np.isinf(value) or (value < 0 and signal is Signal.AVERAGE):
-        raise DataError(f"{value:g} g/kWh is no average intensity", hint="expected a finite value of at least 0")
+        raise DataError(f"{value:g} g/kWh is not an average intensity", hint="expected a finite value of at least 0")
     return value
 
 
@@ -316,7 +316,7 @@ def _step_s(file: str, table: Table, starts: Sequence[float]) -> float:
     """The commonest distance between stamps; the smallest of equally common ones."""
     if len(starts) < 2:
         raise DataError(
-            "one row does not say how long it holds", file=file, row=table.rows[0], hint="add a row, or state the step"
+            "one row does not show the step", file=file, row=table.rows[0], hint="add a row, or state the step"
         )
     distances, counts = np.unique(np.diff(starts), return_counts=True)
     positive = distances > 0
@@ -333,7 +333,7 @@ def _places(file: str, table: Table, starts: Sequence[float], step_s: float) -> 
     for wrong, says in (
         (before < 0, "is before the row above"),
         (before == 0, "is the same time as the row above"),
-        (np.abs(offsets - places) > 1e-6, f"is no multiple of the {step_s:g} s step after the first row"),
+        (np.abs(offsets - places) > 1e-6, f"is not a multiple of the {step_s:g} s step after the first row"),
     ):
         if bool(wrong.any()):
             at = int(np.argmax(wrong))

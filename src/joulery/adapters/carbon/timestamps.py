@@ -36,7 +36,7 @@ def iso_utc(t_s: float) -> str:
     try:
         return (_EPOCH + timedelta(seconds=t_s // 1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError) as error:
-        raise DataError(f"{t_s} is no time on the calendar") from error
+        raise DataError(f"{t_s} is not a time on the calendar") from error
 
 
 def time_zone(name: str) -> ZoneInfo:
@@ -102,5 +102,5 @@ def _parse(text: str) -> datetime:
         return datetime.fromisoformat(text.strip())
     except ValueError as error:
         raise DataError(
-            f"{text[:40]!r} is no time stamp", hint="expected ISO 8601, such as 2024-01-31T12:30:00Z"
+            f"{text[:40]!r} is not a time stamp", hint="expected ISO 8601, such as 2024-01-31T12:30:00Z"
         ) from error

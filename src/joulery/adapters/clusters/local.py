@@ -229,7 +229,7 @@ class LocalBackend:
         asked = self._book.read(number, "job") or {}
         if missing := _ASKED - asked.keys():
             file = self._book.folder(number) / "job.json"
-            raise DataError(f"says nothing of {', '.join(sorted(missing))}", file=str(file))
+            raise DataError(f"lacks {', '.join(sorted(missing))}", file=str(file))
         job = ClusterJob(
             id=number,
             name=asked["name"],

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulery.domain.errors import CapabilityError, ConfigError
+from joulery.unix_sockets import clear_socket_path
 
 _TAIL_BYTES = 4096
 _OUTPUT_TAIL_BYTES = 65_536
@@ -53,12 +54,12 @@ def output_pattern(text: str) -> re.Pattern[str]:
     """A pattern that finds progress in output.
 
     Raises:
-        ConfigError: It is no regular expression, or has no one or two groups.
+        ConfigError: It is not a regular expression, or has no one or two groups.
     """
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise ConfigError(f"is no regular expression: {error}", pointer="jobs.output_pattern", got=text) from error
+        raise ConfigError(f"is not a regular expression: {error}", pointer="jobs.output_pattern", got=text) from error
     if pattern.groups not in (1, 2):
         raise ConfigError(
             "needs one group (a share or percent) or two (done, and of how much)",
@@ -183,12 +184,13 @@ def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int])
     """Listen at ``path``; a socket without a listener is replaced.
 
     Raises:
-        CapabilityError: The place or the folder cannot be used.
+        ConfigError: The path is something other than a socket, or another process listens there.
+        CapabilityError: The socket or the folder cannot be created.
     """
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+        clear_socket_path(path, socket.SOCK_DGRAM, "--progress-socket")
         server.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         server.settimeout(_LOOK_S)
         server.bind(str(path))
@@ -196,4 +198,7 @@ def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int])
     except OSError as error:
         server.close()
         raise CapabilityError(f"cannot listen at {path}: {error.strerror or error}", resource=str(path)) from error
+    except ConfigError:
+        server.close()
+        raise
     return ProgressSocket(server, path, folder, job_of)

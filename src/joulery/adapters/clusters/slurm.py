@@ -85,7 +85,7 @@ class SlurmScope:
         progress: Where jobs say how far they are.
         resubmit: Whether a job whose resize is refused is submitted anew in its place.
         user: Whose jobs may be changed where this user turns out to be no operator; this user when empty.
-        reason_in_comment: Whether the Comment of a held job says why it waits, behind its owner's words.
+        reason_in_comment: Whether the Comment of a held job states why it waits, behind its owner's words.
     """
 
     partitions: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class SlurmBackend:
         pool_by_node = pools(nodes, wanting)
         reach = Reach(nodes, pool_by_node, reservations, now_s)
         if not self._operator:
-            notes = (*notes, f"{self._user()} is no operator: jobs of other users are left alone ({GRANT})")
+            notes = (*notes, f"{self._user()} is not a Slurm operator: jobs of other users are left alone ({GRANT})")
         return ClusterSnapshot(
             sum(node.gpus for node in reach.up),
             tuple(sorted((reach.placed(job, self._seen[job.id]) for job in jobs), key=lambda job: job.id)),
@@ -153,7 +153,7 @@ class SlurmBackend:
             )
             if job is not None:
                 if not self._operator and not job.exempt and record.user != self._user():
-                    job = replace(job, exempt="of another user, and this one is no operator")
+                    job = replace(job, exempt="of another user, and this user is not a Slurm operator")
                 parts.setdefault(record.het or record.id, []).append((record, job))
         own_priority = self._priorities()
         for found in parts.values():
@@ -174,7 +174,7 @@ class SlurmBackend:
             return "released already" if released else self._start(self._of(action.job), action.slots)
         records = self._seen.get(action.job) or self._of(action.job)
         if not self._operator and records[0].user != self._user():
-            raise ActuationError(f"job {action.job} is of {records[0].user}, and {self._user()} is no operator")
+            raise ActuationError(f"job {action.job} is {records[0].user}'s, and {self._user()} is no Slurm operator")
         job = records[0].address
         try:
             if isinstance(action, Split):
@@ -264,7 +264,7 @@ class SlurmBackend:
         done = self._run(command("cancel", job=record.address))
         if done.code != 0:
             raise_if_away(done)
-            raise ActuationError(f"job {record.id} cannot make place for job {number}: {done.said}")
+            raise ActuationError(f"job {record.id} cannot make room for job {number}: {done.said}")
         return f"as job {number}, because: {refused}"
 
     def _order(self, jobs: Sequence[int]) -> str:
@@ -479,7 +479,7 @@ def _check_name(run: Runner, cluster: str) -> None:
     if found is None or found[1].lower() != cluster.lower():  # Slurm writes it in small letters
         name = "no name" if found is None else found[1]
         hint = "name its slurm.conf: jobs: {slurm: {conf: /etc/slurm/slurm.conf}}"
-        raise ConfigError("the Slurm that answers is another cluster", got=name, expected=cluster, hint=hint)
+        raise ConfigError("this Slurm is another cluster", got=name, expected=cluster, hint=hint)
 
 
 def _sized(record: SlurmRecord, gpus: int) -> bool:

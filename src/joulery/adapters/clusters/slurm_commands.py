@@ -101,7 +101,9 @@ def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
         CapabilityError: One took longer than ``timeout_s``, or could not be started.
     """
     if conf is not None and not conf.is_file():
-        raise ConfigError("is no file", pointer="jobs.slurm.conf", got=str(conf), expected="the cluster's slurm.conf")
+        raise ConfigError(
+            "is not a file", pointer="jobs.slurm.conf", got=str(conf), expected="the cluster's slurm.conf"
+        )
     environment = None if conf is None else {**os.environ, "SLURM_CONF": str(conf)}
 
     def run(words: Sequence[str]) -> Done:

@@ -31,7 +31,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
         raise ActuationError(f"job {record.id} is part of an array or of a heterogeneous job, which is not resubmitted")
     each = parse_gpus(record.tres_per_task).total
     if each and gpus % each:
-        raise ActuationError(f"job {record.id} has {each} GPUs a task: {gpus} do not go up in them")
+        raise ActuationError(f"job {record.id} has {each} GPUs a task, and {gpus} is not a multiple")
     tasks_per_gpu = max(1, record.tasks // max(1, record.gpus))
     cpus_per_task = max(1, record.cpus // max(1, record.tasks))
     kind = f"{record.gpu_type}:" if record.gpu_type else ""

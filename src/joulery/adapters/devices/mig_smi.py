@@ -128,7 +128,7 @@ class SmiMig:
         said = self._run("mig", "-cgi", f"{self._profile_ids()[place.profile]}:{place.start}")
         made = re.search(r"created GPU instance ID\s+(\d+)", said)
         if made is None:
-            raise SmiRefused(f"{PROGRAM} did not say which instance it made: {said!r}")
+            raise SmiRefused(f"{PROGRAM} did not name the instance that it made: {said!r}")
         for slices in instance.compute:
             self._run("mig", "-gi", made[1], "-cci", str(_COMPUTE_IDS[slices]))
 

@@ -36,7 +36,7 @@ class NodeCommands:
 
     def __init__(self, node: str, sleep: Sequence[str], wake: Sequence[str], timeout_s: float = COMMAND_S) -> None:
         if not sleep or not wake:
-            raise ConfigError(f"node {node} needs a command that has it sleep, and one that wakes it")
+            raise ConfigError(f"node {node} needs a command that puts it to sleep and one that wakes it")
         self.device = f"node:{node}"
         self._node, self._sleep, self._wake, self._timeout_s = node, tuple(sleep), tuple(wake), timeout_s
         self._asleep = False

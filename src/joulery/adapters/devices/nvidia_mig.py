@@ -128,7 +128,7 @@ class NvidiaMig:
     def _change(self, old: MigState, new: MigState, asked: str) -> DeviceChange[MigSetting]:
         before = _setting(old)
         if old == new:
-            return DeviceChange(before, before, 0.0, "it was cut so already")
+            return DeviceChange(before, before, 0.0, "it had this partition already")
         price = self._guarded_transition(old, new)
         if price.busy_pids:
             raise ActuationError(
@@ -136,7 +136,9 @@ class NvidiaMig:
                 "nothing was changed",
                 hint="end or move what runs there first",
             )
-        surface = Surface(f"the cut of {self.device}", self._converge, self._cut, self._failures, self._refused)
+        surface = Surface(
+            f"the MIG partition of {self.device}", self._converge, self._cut, self._failures, self._refused
+        )
         took_s = change(surface, old, new, asked)
         steps = len(price.destroyed) + len(price.created)
         if steps and not price.mode_change:
@@ -190,7 +192,7 @@ class NvidiaMig:
         )
         if places is None:
             raise ConfigError(
-                f"{self.device} ({self._board.name}) cannot be cut into {' + '.join(wanted.profiles)}",
+                f"{self.device} ({self._board.name}) cannot be partitioned into {' + '.join(wanted.profiles)}",
                 got=f"{sum(known[name].compute_slices for name in wanted.profiles)} compute slices",
                 expected=f"instances that fit side by side into {most}",
             )
@@ -215,7 +217,7 @@ class NvidiaMig:
         offered = set(self._sizes)
         if menu is None or set(wanted.profiles) & (offered - listed):
             raise CapabilityError(
-                f"where {wanted} may lie on {self._board.name} is known in MIG mode alone",
+                f"the placements of {wanted} on {self._board.name} can be read only in MIG mode",
                 resource=self.device,
                 grant=f"sudo nvidia-smi -i {self.device.partition(':')[2]} -mig 1",
             )
@@ -308,4 +310,4 @@ def _remembered(memento: Mapping[str, Any]) -> MigState:
         )
         return MigState(bool(memento["enabled"]), bool(memento["pending"]), instances)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"not a cut of a GPU: {memento!r}") from error
+        raise DataError(f"not a partition of a GPU: {memento!r}") from error

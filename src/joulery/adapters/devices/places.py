@@ -151,7 +151,7 @@ class GpuPlaces:
         for part in self.cut[device].observe().slices if gone and self._daemons else ():
             if (part.slice.profile, part.start) in gone and part.id in self._daemons:
                 mps, spec = self._daemons.pop(part.id)
-                self.turn(mps, spec, MpsSetting(), "its slice is cut anew")
+                self.turn(mps, spec, MpsSetting(), "its slice is removed")
 
     def _home(self, piece: Slice, device: str, together: str) -> DeviceSlice:
         """The instance of processes that go together, with this one's part of it."""

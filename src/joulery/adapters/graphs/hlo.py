@@ -35,21 +35,21 @@ _RULES = rules(
     {
         (_K.ELEMENTWISE, 1.0): (
             "abs add and ceil clamp compare convert divide floor is-finite maximum minimum multiply negate "
-            "not or popcnt remainder round-nearest-afz round-nearest-even select shift-left shift-right- "
-            "arithmetic shift-right-logical sign subtract xor batch-norm-inference real imag complex map"
+            "not or popcnt remainder round-nearest-afz round-nearest-even select shift-left "
+            "shift-right-arithmetic shift-right-logical sign subtract xor batch-norm-inference real imag complex map"
         ),
         (_K.ELEMENTWISE, 10.0): (
             "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt "
             "sine sqrt tan tanh"
         ),
         (_K.MOVE, 0.0): (
-            "broadcast concatenate copy copy-start dynamic-slice gather iota pad reverse rng rng-bit- "
-            "generator scatter slice sort transpose all-gather all-reduce all-to-all collective-permute "
+            "broadcast concatenate copy copy-start dynamic-slice gather iota pad reverse rng "
+            "rng-bit-generator scatter slice sort transpose all-gather all-reduce all-to-all collective-permute "
             "reduce-scatter"
         ),
         (_K.VIEW, 0.0): (
-            "after-all bitcast bitcast-convert constant copy-done domain get-tuple-element optimization- "
-            "barrier parameter partition-id replica-id reshape tuple get-dimension-size add-dependency"
+            "after-all bitcast bitcast-convert constant copy-done domain get-tuple-element "
+            "optimization-barrier parameter partition-id replica-id reshape tuple get-dimension-size add-dependency"
         ),
         (_K.REDUCE, 0.0): "reduce reduce-window select-and-scatter",
         (_K.DOT, 0.0): "dot",

@@ -91,7 +91,7 @@ def _bind(model: Any, dimensions: Mapping[str, int], path: Path) -> None:
                 raise DataError(
                     f"dimension {axis} of input {value.name} has no size" + (f": {name}" if name else ""),
                     file=str(path),
-                    hint=f"say --dim {name}=N" if name else "export the model with that dimension named or fixed",
+                    hint=f"add --dim {name}=N" if name else "export the model with that dimension named or fixed",
                 )
             dimension.dim_value, changed = known, True
     if changed:

@@ -159,7 +159,7 @@ class _Program:
         raise DataError(
             f"a size of {tensor} is not known: {expression['expr_str']}",
             file=str(self.path),
-            hint="say --dim NAME=N, or export the model with fixed sizes",
+            hint="add --dim NAME=N, or export the model with fixed sizes",
         )
 
 

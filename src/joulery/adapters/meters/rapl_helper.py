@@ -178,7 +178,7 @@ def _channels(packet: bytes, path: Path) -> tuple[Channel, ...]:
             for device, component, wrap_uj in reported["channels"]
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise CapabilityError(f"{path} is no RAPL helper", resource=str(path)) from error
+        raise CapabilityError(f"{path} is not a RAPL helper", resource=str(path)) from error
 
 
 def _refused(path: Path) -> CapabilityError:

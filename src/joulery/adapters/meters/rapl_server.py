@@ -7,14 +7,12 @@ when it is read.
 from __future__ import annotations
 
 import contextlib
-import errno
 import grp
 import json
 import math
 import os
 import selectors
 import socket
-import stat
 import struct
 import threading
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from joulery.adapters.meters.rapl_helper import ASK, RENEWED_S, description, peer
 from joulery.domain.errors import CapabilityError, ConfigError
 from joulery.domain.ports import Meter
+from joulery.unix_sockets import clear_socket_path
 
 MAX_CLIENTS = 64
 _SO_PEERGROUPS = 59
@@ -160,7 +159,8 @@ def listening(path: Path, group: int) -> Iterator[socket.socket]:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _make_way(path)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        clear_socket_path(path, socket.SOCK_SEQPACKET, "--listen")
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -185,18 +185,3 @@ def listening(path: Path, group: int) -> Iterator[socket.socket]:
         with contextlib.suppress(OSError):
             if path.stat().st_ino == made.st_ino:
                 path.unlink()
-
-
-def _make_way(path: Path) -> None:
-    """Make the folder, and remove the socket that a killed helper left behind."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError("is in the way", pointer="--listen", got=str(path), expected="the path of a socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        failed = probe.connect_ex(str(path))
-    if failed not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ConfigError("another helper listens there", pointer="--listen", got=str(path))
-    path.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def recognised(path: Path) -> str:
     raise DataError(
         "no trace that is known",
         file=str(path),
-        hint=f"say which with --format {'|'.join(FORMATS)}; a CSV begins with op,start_ns,dur_ns,device,lane,phase",
+        hint=f"name it with --format {'|'.join(FORMATS)}; a CSV begins with op,start_ns,dur_ns,device,lane,phase",
     )
 
 

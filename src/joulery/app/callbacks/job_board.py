@@ -177,7 +177,7 @@ class JobBoard:
             return act()
         except (RuntimeError, OSError, ValueError) as error:
             self._lost = True
-            warnings.warn(f"figures are of this node alone: {error}", MeasureWarning, stacklevel=4)
+            warnings.warn(f"figures cover this node only: {error}", MeasureWarning, stacklevel=4)
             return None
 
 
@@ -208,7 +208,7 @@ def open_board(environment: Mapping[str, str]) -> JobBoard | None:
     except (ImportError, KeyError, ValueError, RuntimeError, OSError) as error:
         alone = "this process" if ray else f"node {place.node} of {place.nodes}"
         warnings.warn(
-            f"figures are of {alone} alone: the job's store does not answer ({error})", MeasureWarning, stacklevel=3
+            f"figures cover {alone} only: the job's store does not answer ({error})", MeasureWarning, stacklevel=3
         )
         return None
 

@@ -196,7 +196,7 @@ def _service(site: Site, index: int, config: ServiceConfig) -> JointService:
         known = [Variant(workload.model)]
         if config.minimum_accuracy_ratio > 0:
             raise ConfigError(
-                f"service {config.name} has a floor of accuracy, but its model says none",
+                f"service {config.name} has an accuracy floor, but its model states no accuracy",
                 pointer=f"services.{index}.minimum_accuracy",
                 hint="list it under variants: [{model: NAME, accuracy: 76.1 %}], or leave the floor out",
             )

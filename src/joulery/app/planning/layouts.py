@@ -137,7 +137,7 @@ def _service(index: int, config: ServiceConfig, costs: ServiceCosts) -> PoolServ
         least = max(least, best * (1.0 - policy.accuracy_loss_ratio))
     elif least <= 0 and not isinstance(policy, CloverPolicy):
         raise ConfigError(
-            f"service {config.name} has several variants and does not say what accuracy is worth",
+            f"service {config.name} has several variants and does not state the value of accuracy",
             pointer=f"services.{index}.policy",
             expected="minimum_accuracy, or policy {kind: clover} with lambda or accuracy_loss",
         )
@@ -149,7 +149,7 @@ def _machines(index: int, gpu: GpuConfig, idle_w: float) -> tuple[Machine, ...]:
     menu: MigMenu | None = menu_for(gpu.name)
     if menu is None:
         raise ConfigError(
-            f"no way is known to cut a {gpu.name}",
+            f"no MIG partitions are known for a {gpu.name}",
             pointer=f"fleet.gpus.{index}.name",
             got=gpu.name,
             expected=", ".join(known.gpu for known in MENUS),

@@ -94,7 +94,7 @@ def _rows(table: CsvTable, at: str) -> list[dict[str, float]]:
             except ValueError:
                 row[name] = math.nan
             if not 0 <= row[name] < math.inf:
-                raise DataError(f"{name} is no number from 0: {cell.strip() or 'empty'}", file=file, row=line)
+                raise DataError(f"{name} is not a number from 0: {cell.strip() or 'empty'}", file=file, row=line)
         if not (row[at] > found[-1][at] if found else row[at] == 0):
             raise DataError(f"{at} ascends from 0, not {row[at]:g}", file=file, row=line)
         found.append(row)

@@ -33,14 +33,14 @@ def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
     facts = _facts(pointer, gpu)
     if facts.mig is None:
         raise ConfigError(
-            f"a {facts.name} cannot be cut into MIG slices, or the catalog does not know how",
+            f"a {facts.name} has no MIG slices, or the catalog does not list them",
             pointer=f"{pointer}.measurements",
             hint="leave measurements out, or name a GPU type with MIG",
         )
     for key, given in (("idle", gpu.idle_w), ("busy", gpu.busy_w)):
         if given is None:
             raise ConfigError(
-                f"{gpu.name} does not say its power: tables of slices have none",
+                f"{gpu.name} states no power: tables of slices have none",
                 pointer=f"{pointer}.{key}",
                 expected="idle and busy, such as idle: 60 W and busy: 400 W",
             )
@@ -104,7 +104,7 @@ def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
         processes = row.whole(_PROCESSES) if _PROCESSES in header else 1
         curve = found[(_model(row), _size(row, menu))][processes]
         if batch in curve:
-            raise row.wrong("the same model, slice, processes and batch stand twice", hint="keep one of them")
+            raise row.wrong("the same model, slice, processes and batch are listed twice", hint="keep one of them")
         curve[batch] = batch / value if timed == _THROUGHPUT else value
     measured = {
         key: tuple(

@@ -293,7 +293,7 @@ def plan_site_series(
         site = site.model_copy(update={"services": tuple(_at_rate(one, most[one.name]) for one in site.services)})
     if all(len(mine) == 1 for mine in steps.values()):
         raise ConfigError(
-            "no service says how its rate changes",
+            "no service states how its rate changes",
             pointer="services",
             expected="rates: [{from: 0 s, rate: 40 /s}, {from: 8 h, rate: 90 /s}]",
         )

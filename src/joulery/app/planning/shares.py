@@ -169,7 +169,7 @@ def planned_rate_rps(index: int, service: ServiceConfig, default: PlannedArrival
         highest = fitted(arrivals, service.slo.latency_s).rate_rps
     if highest <= 0:
         raise ConfigError(
-            f"service {service.name} says no rate to plan for",
+            f"service {service.name} states no rate to plan for",
             pointer=f"services.{index}.rate",
             expected="a rate such as 40 /s",
         )

@@ -35,7 +35,7 @@ def inputs_for(
         return [{name: read_photo(path, side)[None]} for path in photo_files(folder)]
     if not specs:
         raise ConfigError(
-            "the model does not say what it takes, so nothing can be made up for it",
+            "the model declares no inputs, so none can be generated for it",
             pointer="load.inputs",
             hint="serve an ONNX model, or leave out load and send requests yourself",
         )
@@ -70,7 +70,7 @@ def prompts_from(file: Path | None) -> list[str]:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", file=str(file)) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"is no UTF-8: {error.reason} at byte {error.start}", file=str(file)) from error
+        raise DataError(f"is not UTF-8: {error.reason} at byte {error.start}", file=str(file)) from error
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise DataError("holds no prompt", file=str(file), hint="a prompt a line")
@@ -89,7 +89,7 @@ def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:
         pointer="load.inputs",
         got=takes,
         expected="one input UINT8[N, side, side, 3]",
-        hint="leave load.inputs out: inputs are made up then",
+        hint="leave load.inputs out: joulery then generates inputs",
     )
 
 

@@ -71,7 +71,7 @@ def profile_mps(
     if not (name and equals and target):
         raise ConfigError("name the model to profile", got=request.what, expected="NAME=MODEL --mps GPU")
     if request.inputs is None:
-        raise ConfigError("say what to ask the model", pointer="--inputs", expected="an .npz file of one request")
+        raise ConfigError("name the inputs of one request", pointer="--inputs", expected="an .npz file of one request")
     base = read_interference(Path(request.base)) if request.base.endswith(".json") else catalog.profile(request.base)
     facts = ModelFacts(name, 0.0, 0.0, float(request.kernels), 1e3 * (request.launch_s or 0.0))
     model, inputs = ModelRef.parse(target), one_request(request.inputs)

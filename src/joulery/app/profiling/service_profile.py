@@ -236,7 +236,7 @@ def power_line(readings: RunReadings) -> tuple[PowerLine, float]:
     if not channels or not sockets:
         raise DataError(
             "no meter sees the power of the CPUs, so no request can be charged for it",
-            hint="joulery doctor says what can be read; --meter cpu-model:IDLE,MAX names the watts of the machine",
+            hint="joulery doctor lists what can be read; --meter cpu-model:IDLE,MAX names the watts of the machine",
         )
     start_ns = max(int(times.edges_ns[0]) for times in sockets)
     end_ns = min(int(times.edges_ns[-1]) for times in sockets)
@@ -260,7 +260,7 @@ def gpu_power_line(readings: RunReadings, answers: Sequence[InferResponse], gpus
     if {channel.device for channel in channels} != set(gpus):
         raise DataError(
             f"no meter sees the power of {', '.join(gpus)}, so no request can be charged for it",
-            hint="add nvml to meters.use; joulery doctor says what can be read",
+            hint="add nvml to meters.use; joulery doctor lists what can be read",
         )
     traces = [trace for trace in readings.traces if trace.channel in channels]
     start_ns = max(int(trace.t_ns[0]) for trace in traces)

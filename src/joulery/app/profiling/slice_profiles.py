@@ -91,6 +91,6 @@ def _cores(cut: str, most: int) -> tuple[int, ...]:
         cores = ()
     if not cores or min(cores) < 1 or sum(cores) > most:
         raise ConfigError(
-            "not a cut of the cores", pointer="--slices", got=cut, expected=f"such as 1,1: at most {most} in all"
+            "not a partition of the cores", pointer="--slices", got=cut, expected=f"such as 1,1: at most {most} in all"
         )
     return cores

@@ -93,7 +93,7 @@ def mixed_profile(local: Profile, models: Mapping[str, ModelRef]) -> Profile:
         if power_w is None:
             raise DataError(
                 f"the meters of this machine cannot tell the joules of {entry.variant}, which is on another server",
-                hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+                hint="state what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
             )
         entries.append(replace(entry, active_w=power_w, quality=Quality.ASSUMED))
     quality, meter = weakest((local.quality, Quality.ASSUMED)), f"{local.meter} here; of upstreams assumed, {_STATED}"
@@ -117,7 +117,7 @@ def seen_by(channels: Iterable[Channel]) -> tuple[Channel, ...]:
     if not found:
         raise DataError(
             "no meter sees the servers, so no request can be charged for them",
-            hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+            hint="state what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
         )
     return found
 
@@ -151,7 +151,7 @@ def metered_w(
         except DataError as error:
             raise DataError(
                 f"the meters of this machine do not see the server of {variant} work: {error.message}",
-                hint="say what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
+                hint="state what a request draws there: model: {kind: open_inference, url: ..., power: 60 W}",
             ) from error
         idle_w, watts[variant] = line.idle_w, line.active_w
     return idle_w, watts

@@ -132,7 +132,7 @@ def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
     count = sum(gpu.sliced for gpu in gpus)
     if count:
         raise CapabilityError(
-            f"the plan has {count} GPUs cut into MIG slices, and CPU cores cannot stand for those",
+            f"the plan has {count} GPUs partitioned into MIG slices, and CPU cores cannot stand in for those",
             resource="MIG",
             hint="name this machine's GPUs: fleet: {devices: [{gpu: 0, mode: mig}]}, or plan without measurements",
         )
@@ -178,7 +178,7 @@ async def follow_site(
             known = session.site if joint is None else joint.site
             await _go_over(session, control, loads, site or known, gate, cache, joint, cause)
         except JouleryError as error:
-            session.warn(f"the old plan runs on: {error}")
+            session.warn(f"the old plan stays in force: {error}")
 
 
 async def _go_over(

@@ -114,7 +114,7 @@ def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
     cores, services = fleet_cores(site), [one for one in site.services if _runs_here(one)]
     if len(services) > 1 and site.fleet.cpu is not None and site.fleet.cpu.slices is not None:
         raise ConfigError(
-            f"fleet.cpu.slices cuts the cores for one service, the site has {len(services)}",
+            f"fleet.cpu.slices partitions the cores for one service, the site has {len(services)}",
             pointer="fleet.cpu.slices",
             hint="give each service its partition: cpu: {slices: [1]}",
         )
@@ -248,7 +248,7 @@ def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: 
     if share is not None:
         return share * largest_capacity_rps(setup, profile)
     raise ConfigError(
-        "neither the service nor the load says how many requests to expect",
+        "neither the service nor the load states how many requests to expect",
         pointer=f"services.{config.name}.rate",
         expected="such as rate: 40 /s",
     )

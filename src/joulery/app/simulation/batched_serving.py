@@ -91,7 +91,7 @@ def _plans(
     listed = {plan.name: plan for plan in scenario.plans}
     chosen = [listed.get(name) or PlanConfig(name=name, policy=name) for name in policies] or list(scenario.plans)
     if len({plan.name for plan in chosen}) != len(chosen):
-        raise ConfigError("a policy stands twice", got=", ".join(policies), hint="name each policy once")
+        raise ConfigError("a policy is listed twice", got=", ".join(policies), hint="name each policy once")
     workloads = [
         provision.Workload(
             service.name,

@@ -47,7 +47,9 @@ def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
         ConfigError: It is no folder.
     """
     if meters is not None and not meters.is_dir():
-        raise ConfigError("is no folder", pointer="--meters", got=str(meters), expected="the one of jobs.slurm.meters")
+        raise ConfigError(
+            "is not a folder", pointer="--meters", got=str(meters), expected="the one of jobs.slurm.meters"
+        )
     found: dict[str, list[tuple[int, str, LimitPoints]]] = {}
     for kind, points in ({} if meters is None else JobLimitBook(meters / "limits").kinds()).items():
         if (match := _KIND.fullmatch(kind)) and points:

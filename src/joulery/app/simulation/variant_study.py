@@ -99,7 +99,7 @@ def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySe
 def _loss(word: str) -> float:
     ratio = flag_quantity(word, RATIO, "--loss")
     if ratio >= 1:
-        raise ConfigError("a loss of all accuracy is no limit", pointer="--loss", got=word, expected="such as 0.8 %")
+        raise ConfigError("a loss of all accuracy is not a limit", pointer="--loss", got=word, expected="such as 0.8 %")
     return ratio
 
 

@@ -157,7 +157,7 @@ def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable
     try:
         from_s = instant_s(f"{replay.day}T00:00Z")
     except DataError as error:
-        raise ConfigError("is no day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
+        raise ConfigError("is not a day of the calendar", pointer="carbon.replay.day", got=replay.day) from error
     stretch = source.history(from_s, from_s + replay.span_s)
     return ReplayedCarbon(stretch, from_s, replay.span_s, begins_s=now_s(), duration_s=replay.duration_s)
 

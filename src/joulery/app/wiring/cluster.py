@@ -252,5 +252,5 @@ def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], Non
         after_s = _AGENT_S if jobs.backend == "slurm" and jobs.slurm.meters is not None else 0.0
         sources.append(StatedPower(jobs.power.slot_w, jobs.power.share_w, after_s=after_s).read)
     if not sources:
-        note("nothing measures the jobs and jobs.power states nothing: no footprints, and no job grows")
+        note("jobs have no meter and no stated power (jobs.power): there are no footprints, and no job grows")
     return FirstSource(sources)

@@ -113,7 +113,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_us
                 alone.add(board.uuid)
             whole[name] = board.uuid
         if name in partitions:
-            raise ConfigError(f"{name} stands twice, under two names", pointer=f"fleet.devices.{index}.gpu")
+            raise ConfigError(f"{name} is listed twice, under two names", pointer=f"fleet.devices.{index}.gpu")
         partitions[name] = config.as_partitions(menu)
 
     def within(name: str, instance: str) -> tuple[NvidiaMps, DeviceSpec]:

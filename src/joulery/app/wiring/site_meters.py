@@ -51,6 +51,6 @@ def meter_specs(
     if not found:
         raise CapabilityError(
             "none of the meters of the site file answers: " + "; ".join(map(str, refusals)),
-            hint="joulery doctor says what can be read here, and how the rest is granted",
+            hint="joulery doctor lists what can be read here, and how to grant the rest",
         )
     return tuple(found)

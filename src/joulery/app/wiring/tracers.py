@@ -26,4 +26,4 @@ def open_tracer(framework: str) -> Tracer:
         from joulery.adapters.tracers.xla.tracer import XlaTracer
 
         return XlaTracer("jax" if framework == "jax" else "tensorflow")
-    raise ConfigError("no tracer", pointer="trace", got=framework, expected=" | ".join(FRAMEWORKS))
+    raise ConfigError("not a tracer", pointer="trace", got=framework, expected=" | ".join(FRAMEWORKS))

@@ -34,7 +34,7 @@ class Steps:
     def __post_init__(self) -> None:
         if self.active < 1 or min(self.skip, self.warmup, self.repeat) < 0:
             raise ConfigError(
-                "no schedule of steps",
+                "not a schedule of steps",
                 pointer="steps",
                 got=f"skip={self.skip},warmup={self.warmup},active={self.active},repeat={self.repeat}",
                 expected="active at least 1, nothing below 0",
@@ -52,7 +52,7 @@ class Steps:
             match = _ENTRY.match(entry.strip())
             if match is None or match[1] in found:
                 raise ConfigError(
-                    "no schedule of steps", pointer="steps", got=text, expected="skip=10,warmup=2,active=5,repeat=3"
+                    "not a schedule of steps", pointer="steps", got=text, expected="skip=10,warmup=2,active=5,repeat=3"
                 )
             found[match[1]] = int(match[2])
         return cls(**found)

@@ -79,7 +79,7 @@ EXPORT_METRICS = (
         "joulery_carbon_intensity_grams_per_kilowatthour",
         "gauge",
         ("zone", "source", "basis", "signal", "scope"),
-        "Carbon intensity in use; basis says live, replayed or assumed.",
+        "Carbon intensity in use; basis is live, replayed or assumed.",
     ),
     Family(
         "joulery_carbon_intensity_known_ratio",
@@ -169,6 +169,6 @@ EXPORT_METRICS = (
         "joulery_build_info",
         "gauge",
         ("version", "python"),
-        "Always 1; the labels say what runs.",
+        "Always 1; the labels name the version that runs.",
     ),
 )

@@ -50,11 +50,11 @@ def parse(message: messages.ModelInferRequest, timeout_s: float | None = None) -
     inputs: dict[str, Tensor] = {}
     for index, entry in enumerate(message.inputs):
         if entry.name in inputs:
-            raise _bad(f"input {entry.name!r} stands twice")
+            raise _bad(f"input {entry.name!r} is listed twice")
         inputs[entry.name] = _input(entry, raw[index] if raw else None)
     outputs = [output.name for output in message.outputs]
     if len(set(outputs)) != len(outputs):
-        raise _bad("an output stands twice")
+        raise _bad("an output is listed twice")
     return InferRequest(inputs, tuple(outputs), timeout_s, message.model_version)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from joulery.domain.arrays import FloatArray, IntArray, readonly
 from joulery.domain.errors import DataError
+from joulery.perf.isotonic import isotonic
 
 CLASSES = 5
 QUANTILES = (0.25, 0.50, 0.75, 0.99)
@@ -109,20 +110,6 @@ def fit_classes(
     return LengthCalibration(knots, mean, np.maximum(upper, mean))
 
 
-def isotonic(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The non-decreasing sequence nearest in weighted least squares (pool adjacent violators)."""
-    level: list[list[float]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        level.append([value, weight, 1.0])
-        while len(level) > 1 and level[-2][0] > level[-1][0]:
-            v, w, n = level.pop()
-            below = level[-1]
-            below[0] = (below[0] * below[1] + v * w) / (below[1] + w)
-            below[1] += w
-            below[2] += n
-    return np.concatenate([np.full(int(n), value) for value, _, n in level])
-
-
 @dataclass(frozen=True, slots=True)
 class OrdinalQuality:
     """Quality of predictions (μ-Serve, Table 2).
@@ -151,7 +138,7 @@ def judge(scores: npt.ArrayLike, tokens: npt.ArrayLike, classes: LengthClasses) 
     """
     s, t = np.asarray(scores, np.float64), np.asarray(tokens, np.float64)
     if len(s) != len(t) or not len(s):
-        raise DataError(f"judging needs as many lengths as scores, got {len(t)} and {len(s)}")
+        raise DataError(f"an evaluation needs as many lengths as scores, got {len(t)} and {len(s)}")
     predicted, true = rounded_class(s), classes.classify(t)
     concordant, discordant, ties_s, ties_t = _pairs(s, t)
     untied = concordant + discordant

@@ -272,7 +272,7 @@ def mean_quality(rows: Sequence[OrdinalQuality]) -> OrdinalQuality:
         DataError: There is no row.
     """
     if not rows:
-        raise DataError("no model was judged")
+        raise DataError("no model was evaluated")
     names = OrdinalQuality.__dataclass_fields__
     return OrdinalQuality(**{name: float(np.mean([getattr(row, name) for row in rows])) for name in names})
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.classes import CLASSES, isotonic
+from joulery.perf.isotonic import isotonic
+from joulery.perf.lengths.classes import CLASSES
 
 PRIOR_WEIGHT = 10.0
 """Number of completions that the prior mean of a class is worth."""

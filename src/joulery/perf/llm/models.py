@@ -152,7 +152,7 @@ def model_facts(model_id: str) -> LanguageModelFacts:
     if total is None:
         nearest = nearest_names(name, table_names())
         raise ConfigError(
-            "the id of the model does not say how many parameters it has",
+            "the id of the model does not state its number of parameters",
             got=model_id,
             expected="an id such as Qwen/Qwen3-14B, or columns total_params_billions and activated_params_billions",
             hint=f"nearest known: {nearest}" if nearest else "",

@@ -20,6 +20,7 @@ import numpy as np
 
 from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
+from joulery.perf.isotonic import isotonic
 from joulery.perf.llm.errors import Band, Distance, Scales, leave_out_groups, scales_of
 from joulery.perf.llm.gaussian_process import GaussianProcess, KernelInputs
 from joulery.perf.llm.models import precision_bytes
@@ -372,17 +373,3 @@ def monotone_times(load: FloatArray, times: FloatArray) -> FloatArray:
     for i in range(1, len(found)):
         found[i] = min(max(found[i], found[i - 1]), found[i - 1] + load[i] - load[i - 1])
     return np.asarray(found, np.float64)
-
-
-def isotonic(values: FloatArray) -> FloatArray:
-    """The nearest non-falling sequence (least squares; pool adjacent violators)."""
-    levels: list[float] = []
-    counts: list[int] = []
-    for value in values:
-        levels.append(float(value))
-        counts.append(1)
-        while len(levels) > 1 and levels[-2] > levels[-1]:
-            count = counts[-2] + counts[-1]
-            levels[-2:] = [(levels[-2] * counts[-2] + levels[-1] * counts[-1]) / count]
-            counts[-2:] = [count]
-    return np.repeat(levels, counts)

@@ -208,7 +208,7 @@ class ServiceLimitTuner:
         settle_s: How long a device takes to follow a new limit.
         period_s: Longest time between two views.
         baseline_ratio: Share of the time at full power while a limit is kept, to compare it.
-        review_s: How often the search begins anew.
+        review_s: How often the search starts again.
 
     Raises:
         ConfigError: A value out of range.

@@ -123,20 +123,20 @@ class EngineWatch:
             self._pid = 0 if answer.by_agent else self._source.process()
             if answer.by_agent and not self._gpus:
                 self._say(
-                    f"{self.name}: Ray's agent prints these counters for the engines of its node, so no joules are "
-                    f"their own; name their GPUs (--engine URL@gpu:0)",
+                    f"{self.name}: Ray's agent prints these counters for the engines of its node, so none of "
+                    f"them is charged joules; name their GPUs (--engine URL@gpu:0)",
                     key="process",
                 )
             elif not self._pid and not self._gpus:
                 self._say(
-                    f"{self.name}: its process is not visible here, so no joules are its own; name its GPUs "
+                    f"{self.name}: its process is not visible here, so it is charged no joules; name its GPUs "
                     f"(--engine URL@gpu:0) or run as root in the host's process and network namespaces",
                     key="process",
                 )
             elif not self._pid:
                 self._say(
-                    f"{self.name}: its process is not visible here: the joules of its GPUs count, those of its share "
-                    f"of the processors do not",
+                    f"{self.name}: its process is not visible here: it is charged the joules of its GPUs, and none of "
+                    f"the processors",
                     key="process",
                 )
         if self.book.observe(answer, now_s):
@@ -184,7 +184,7 @@ class EngineWatch:
         unseen = [device for device in divisions if device != PROCESSORS and holders.get(device) is None]
         if unseen and not self._gpus:
             self._say(
-                f"{self.name}: nothing here says which processes use {', '.join(unseen)}, so no joules are its own; "
+                f"{self.name}: the processes that use {', '.join(unseen)} are unknown, so it is charged no joules; "
                 f"name its GPUs (--engine URL@gpu:0)",
                 key="unseen",
             )

@@ -99,7 +99,7 @@ class LeaseHolder:
         """
         with self._settling:
             if self._closed:
-                raise CapabilityError(f"settings are taken back: {wanted} comes too late", resource=spec.kind)
+                raise CapabilityError(f"leases are being reverted: {wanted} is not set", resource=spec.kind)
             self._setting.append(threading.get_ident())
         try:
             return self._set(device, spec, wanted, reason)

@@ -136,7 +136,7 @@ def read_outcomes(path: Path) -> Outcomes:
         table = pq.read_table(path)
         columns = {name: table.column(name).to_pylist() for name in ("input", "status", *_TIMES, *_TEXTS)}
     except (OSError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"these are no outcomes of a load: {error}", file=str(path)) from error
+        raise DataError(f"not outcomes of a load: {error}", file=str(path)) from error
     outcomes = Outcomes()
     outcomes.input, outcomes.status = array("l", columns["input"]), array("l", columns["status"])
     outcomes.numbers = {name: array("d", columns[name]) for name in _TIMES}

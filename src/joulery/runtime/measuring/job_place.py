@@ -67,7 +67,7 @@ def job_place(environment: Mapping[str, str], stated: str | None = None) -> JobP
         return found
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", stated)
     if match is None or not int(match[1]) < int(match[2]):
-        raise ConfigError("no node of a job", pointer="--node", got=stated, expected="K/N, such as 0/2 and 1/2")
+        raise ConfigError("not a node of a job", pointer="--node", got=stated, expected="K/N, such as 0/2 and 1/2")
     return JobPlace(int(match[1]), int(match[2]), found.task, found.tasks, found.name)
 
 

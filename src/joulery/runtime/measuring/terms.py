@@ -46,7 +46,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not SHORTEST_PERIOD_S <= self.period_s <= LONGEST_PERIOD_S:
             raise ConfigError(
-                "no sampling period", pointer="period", got=f"{self.period_s:g} s", expected="1 ms to 1 s"
+                "not a sampling period", pointer="period", got=f"{self.period_s:g} s", expected="1 ms to 1 s"
             )
 
 
@@ -76,9 +76,11 @@ class Terms:
 
     def __post_init__(self) -> None:
         if self.idle not in IDLE_RULES:
-            raise ConfigError("no rule for idle energy", pointer="idle", got=self.idle, expected=", ".join(IDLE_RULES))
+            raise ConfigError(
+                "not a rule for idle energy", pointer="idle", got=self.idle, expected=", ".join(IDLE_RULES)
+            )
         if not 1 <= self.pue < float("inf"):
-            raise ConfigError("no PUE", pointer="pue", got=f"{self.pue:g}", expected="1 or more")
+            raise ConfigError("not a PUE", pointer="pue", got=f"{self.pue:g}", expected="1 or more")
         stated = (self.embodied_kg, self.lifetime_years)
         if stated != (0.0, 0.0) and not all(0 < each < float("inf") for each in stated):
             raise ConfigError(

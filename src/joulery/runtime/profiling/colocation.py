@@ -220,7 +220,7 @@ async def _keep_busy(engine: Engine, number: int, inputs: Mapping[str, Tensor], 
         try:
             answer = await engine.infer(f"n{number}", InferRequest(inputs))
         except RequestError as error:
-            raise DataError(f"{error.variant} does not answer a batch made up for it: {error}") from error
+            raise DataError(f"{error.variant} does not answer a batch generated for it: {error}") from error
         latencies.append(answer.end_s - answer.start_s)
         left[number] -= 1
     return latencies

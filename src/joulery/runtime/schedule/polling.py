@@ -100,7 +100,7 @@ def run_scheduler(
             refused = str(error)
         else:
             if refused:
-                say("the disk takes writes again: the scheduler goes on")
+                say("the disk takes writes again: the scheduler continues")
             refused = ""
             before_s = begun_s
         stop.wait(max(0.0, poll_s - (time.monotonic() - begun_s)))

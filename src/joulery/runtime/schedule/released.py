@@ -75,7 +75,7 @@ class ReleasedJobs:
         """Reason why a job that fits gives its slots up; empty where it does not."""
         fit = self._fits[job.id] = before or _Fit(now_s, job.judged)
         if job.judged and not fit.judged:
-            return "lacks resources other than free slots, says the cluster"
+            return "lacks resources other than free slots, reports the cluster"
         late = now_s - max(since_s, fit.since_s) > self.start_s
         return f"did not start on free slots within {self.start_s:g} s" if late else ""
 

@@ -131,8 +131,8 @@ class PolicyControl:
                 raise driver.failure
             if chosen is not None and chosen.loaded and not hasattr(self._engine, "set_mix"):
                 self._history.warn(
-                    f"{name}: this engine does not steer requests among loaded variants; a threat to the SLO is met by "
-                    "other replicas alone, which takes their start"
+                    f"{name}: this engine does not steer requests among loaded variants; if the SLO is "
+                    "threatened, it starts other replicas, which takes longer"
                 )
             if chosen is not None and loaded_variants(self._engine, name):
                 await driver.step(unix_s())  # requests are steered from the first on

@@ -204,7 +204,7 @@ class LiveIntensity:
         except JouleryError as error:
             self.trouble = f"carbon intensity: {error}"
         if self.series is None or not self.series.covered_s(t0_s, t1_s) > 0:
-            raise DataError(self.trouble or "carbon intensity: the source says nothing of this time")
+            raise DataError(self.trouble or "carbon intensity: the source has no value for this time")
         return cut(self.series, t0_s, t1_s)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:

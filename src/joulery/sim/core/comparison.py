@@ -52,7 +52,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """
     count = len(values)
     if count == 0:
-        raise DataError("no seeds, no mean")
+        raise DataError("a mean needs at least one seed")
     sample = np.asarray(values, np.float64)
     with np.errstate(invalid="ignore"):
         mean, spread = float(sample.mean()), float(sample.std(ddof=1)) if count > 1 else math.nan

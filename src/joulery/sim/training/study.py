@@ -360,7 +360,7 @@ def _knob(text: str, name: str) -> Any:
     try:
         return int(text) if text.lstrip("-").isdecimal() else float(text)
     except ValueError:
-        raise ConfigError("a knob is turned to a number", got=name, expected="such as green:theta=0.5") from None
+        raise ConfigError("a knob takes a number", got=name, expected="such as green:theta=0.5") from None
 
 
 def _turned(

@@ -118,7 +118,7 @@ def kept_footprint(run: Run) -> TensorFootprint:
     """
     if not has_footprint(run):
         raise DataError(
-            "the run was not traced, so nothing is known of its operations",
+            "the run was not traced, so it has no operations",
             file=str(run.path),
             hint="record it with joulery measure --trace torch|jax|tensorflow, or joulery account --out",
         )

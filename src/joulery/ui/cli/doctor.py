@@ -64,9 +64,9 @@ def command(reset: bool, guard: bool, with_slurm: bool, with_kueue: bool, as_jso
         if check.advice:
             click.secho(f"      {check.advice}", dim=True)
         if check.grant:
-            click.echo(f"      to have it: {click.style(check.grant, bold=True)}")
+            click.echo(f"      to enable it: {click.style(check.grant, bold=True)}")
     _show_leases(lease_statuses())
-    click.echo("\n✓ works   ~ works with less than there could be   ! here, not permitted   – not here")
+    click.echo("\n✓ works   ~ works in part   ! present, not permitted   – absent")
 
 
 def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
@@ -78,7 +78,7 @@ def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
         colour = None if lease.state == "held" else "yellow"
         click.echo(f"  {click.style(lease.state, fg=colour)} {lease.detail}")
     if any(lease.state != "held" for lease in found):
-        click.echo(f"      to have it back: {click.style('joulery doctor --reset', bold=True)}")
+        click.echo(f"      to revert it: {click.style('joulery doctor --reset', bold=True)}")
 
 
 def _guard() -> None:

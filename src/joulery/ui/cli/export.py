@@ -27,7 +27,7 @@ from joulery.ui.cli.options import Time, carbon_flags, option
     "engine_s",
     type=Time("15 s"),
     default=15.0,
-    help="Time between two looks at engines (15 s).",
+    help="Time between two readings of the engines (15 s).",
 )
 @click.option(
     "--meter",

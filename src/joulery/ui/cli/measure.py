@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @click.option(
     "--node",
     metavar="K/N",
-    help="Node K of N of a job, from 0: its run is DIR/node-K (as srun says).",
+    help="Node K of N of a job, from 0: its run is DIR/node-K (as srun sets).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the footprint as one line of JSON, on standard error too.")
 @click.argument("command_line", nargs=-1, required=True, metavar="CMD...")

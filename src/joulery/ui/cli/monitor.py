@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import socket
-import stat
 from pathlib import Path
 
 import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli.options import Time
+from joulery.unix_sockets import clear_socket_path
 
 
 @click.command("monitor")
@@ -59,21 +59,18 @@ def _listen(path: Path) -> socket.socket:
     Raises:
         ConfigError: Another process listens there, it is no socket, or it cannot be made.
     """
-    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError("there is a file of that name", pointer="--socket", got=str(path), expected="a free name")
-    if path.exists():
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                raise ConfigError("another process listens there already", pointer="--socket", got=str(path))
-        path.unlink()
     listening = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
+        clear_socket_path(path, socket.SOCK_STREAM, "--socket")
         listening.bind(str(path))
         listening.listen()
     except OSError as error:
         listening.close()
         raise ConfigError(f"no socket can be made: {error}", pointer="--socket", got=str(path)) from error
+    except ConfigError:
+        listening.close()
+        raise
     finally:
         os.umask(mask)
     return listening

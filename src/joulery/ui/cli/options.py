@@ -117,7 +117,7 @@ class Month(click.ParamType):  # type: ignore[type-arg]
         """The month as given, checked."""
         text = str(value)
         if re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", text) is None:
-            self.fail(f"{text!r} is no month: write it as 2026-11.", param, ctx)
+            self.fail(f"{text!r} is not a month: write it as 2026-11.", param, ctx)
         return text
 
 

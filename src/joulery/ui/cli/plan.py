@@ -85,7 +85,7 @@ _NOT_WITH_ENVELOPE = (
     help="For joint: plans over price and load, kept with --out; with FILE, the plan of it that --at asks for.",
 )
 @click.option("--at", metavar="LOAD[,PRICE]", help="With --envelope FILE: a ratio of the rates, and USD/kg (or /kWh).")
-@click.option("--as-kept", is_flag=True, help="With --at: never plan again, however little the envelope knows there.")
+@click.option("--as-kept", is_flag=True, help="With --at: use a plan of the envelope as it is; never plan again.")
 @click.option("--limit", type=Time("20 min"), help="With --envelope: CPU time it may take, such as '20 min' (10 min).")
 @click.option("--intensity", metavar="G", help="For columns, clover, joint: carbon intensity, such as '300 g/kWh'.")
 @click.option("--explain", is_flag=True, help="Print why: what binds, and what neighbours cost each process.")

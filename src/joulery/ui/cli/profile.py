@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @click.option("--precision", metavar="NAME", help="With --from: precision of the weights, such as bfloat16 or fp8.")
 @click.option("--model", metavar="ID", help="With --from: id of the model, where the file names it otherwise.")
 @click.option("--device", metavar="NAME", help="With --clocks: measure on cpu or nvidia[:N] by setting its clock.")
-@click.option("--run", metavar="M:F", help="With --device: a function that runs one pass; --runs says how often.")
+@click.option("--run", metavar="M:F", help="With --device: a function that runs one pass, --runs times.")
 @click.option(
     "--latency", "latency_s", type=Time("51 ms"), help="With --clocks: its latency at full clock, such as 51 ms."
 )

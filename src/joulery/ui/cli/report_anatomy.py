@@ -191,7 +191,7 @@ def write(content: bytes, form: str, out: Path | None) -> None:
     """
     if out is None:
         if form == "parquet" and sys.stdout.isatty():
-            raise ConfigError("parquet is no text", hint="name a file with --out")
+            raise ConfigError("parquet is not text", hint="name a file with --out")
         click.echo(content, nl=False)
         return
     from joulery.store.files import write_named

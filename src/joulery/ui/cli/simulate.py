@@ -33,7 +33,9 @@ from joulery.ui.cli.options import option
     help="kind ordering: a Parquet log (output_tokens, pred_cls5 and, if there, pred_cls3).",
 )
 @click.option("--arrivals", metavar="FILE", help="kind clocks: a Parquet log of arrivals (t_s).")
-@click.option("--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) says which models share a GPU.")
+@click.option(
+    "--plan", metavar="FILE", help="kind clocks: a plan (joulery plan --out) with the models that share a GPU."
+)
 @option(
     "--carbon-forecast",
     old="--foresight",

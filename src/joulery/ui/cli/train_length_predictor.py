@@ -36,7 +36,7 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["auto", "minilm", "distilled", "none"]),
     default="auto",
     help="Add a small language model's embedding of the prompt (auto: minilm where it is installed; "
-    "distilled: its five layers taught to three, needs PyTorch and a few minutes).",
+    "distilled: a version with three layers, needs PyTorch and a few minutes).",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the distillation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -67,7 +67,9 @@ def command(
     else:
         _print(document)
     if found.seen_prompts:
-        click.echo(f"{found.seen_prompts} of the evaluated prompts were trained on: this flatters", err=True)
+        click.echo(
+            f"{found.seen_prompts} of the evaluated prompts were trained on: these figures are too good", err=True
+        )
     if out is not None:
         click.echo(f"kept in {out}", err=True)
 
@@ -102,6 +104,6 @@ def _print(document: dict[str, Any]) -> None:
     trained = document["trained_on"]
     console.print(f"trained on {trained['prompts']} prompts and {trained['models']} models")
     console.print(
-        f"judged on {document['prompts']} prompts, {document['answers']} answers of {document['models']} models"
+        f"evaluated on {document['prompts']} prompts, {document['answers']} answers of {document['models']} models"
     )
     console.print(f"encoder: {document['encoder'] or 'none'}")

@@ -30,13 +30,13 @@ INTERRUPTED = 130
     type=Time("30 s", bare="s"),
     help="Run this long; a plain number is seconds. A replayed day of the grid is fitted into it.",
 )
-@click.option("--stay", is_flag=True, help="Go on serving when the load has ended, until Ctrl-C.")
+@click.option("--stay", is_flag=True, help="Continue to serve after the load has ended, until Ctrl-C.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here (a new folder in runs/)."
 )
 @click.option("--json-out", type=click.Path(path_type=Path), metavar="FILE", help="Write the summary here, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object and nothing else.")
-@click.option("--listen", metavar="HOST:PORT", help="Listen here instead of where the site file says.")
+@click.option("--listen", metavar="HOST:PORT", help="Listen here instead of at the site file's address.")
 @click.option(
     "--plan",
     type=click.Path(path_type=Path),

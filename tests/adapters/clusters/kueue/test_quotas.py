@@ -23,7 +23,7 @@ def test_quantities_of_kubernetes(text: object, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "two", "1 Gi", "1gi", "--1", None, "0x10", "1e", "nan", "inf"])
 def test_what_is_no_quantity_is_refused(text: object) -> None:
-    with pytest.raises(DataError, match="no quantity"):
+    with pytest.raises(DataError, match="not a quantity"):
         resource_amount(text)
 
 

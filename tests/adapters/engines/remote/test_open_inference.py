@@ -130,7 +130,7 @@ async def test_an_answer_that_is_none(body: bytes) -> None:
     engine = await engine_of(
         spec("http://a/toy"), transport=Server(lambda request: httpx.Response(200, content=body)).transport
     )
-    with pytest.raises(RequestError, match="answered what is no answer") as caught:
+    with pytest.raises(RequestError, match="sent an invalid answer") as caught:
         await engine.infer("toy", X)
     assert caught.value.outcome is Outcome.FAILED
     await engine.close()
@@ -214,7 +214,7 @@ async def test_the_least_busy_replica_is_asked_and_the_bound_holds() -> None:
     engine = await engine_of(spec("http://a/toy"), spec("http://b/toy"), transport=Slow(), queue=2)
     waiting = [asyncio.create_task(engine.infer("toy", X)) for _ in range(2)]
     await until(lambda: sum(view.busy for view in engine.replicas()) == 2)
-    with pytest.raises(RequestError, match="2 requests under way") as caught:
+    with pytest.raises(RequestError, match="2 running requests") as caught:
         await engine.infer("toy", X)
     assert caught.value.outcome is Outcome.OVERLOADED
     closing = asyncio.create_task(engine.close())

@@ -259,7 +259,7 @@ def test_an_slo_below_the_time_of_a_single_request_says_the_best_there_is():
 
 def test_variants_need_an_accuracy_and_floors_a_variant_that_keeps_them():
     workload = service("a", "vgg19", 10, 40).workload
-    with pytest.raises(ConfigError, match="says no accuracy"):
+    with pytest.raises(ConfigError, match="states no accuracy"):
         JointService(workload, (Variant("vgg19"), Variant("alexnet", 0.5)))
     with pytest.raises(ConfigError, match="no variant is as accurate"):
         JointService(workload, (Variant("vgg19", 0.7), Variant("alexnet", 0.5)), 0.8)

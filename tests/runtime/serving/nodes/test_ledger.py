@@ -101,7 +101,7 @@ async def test_a_node_that_the_site_does_not_name_is_counted_without_grams_and_s
     entry = cluster.entry("10.0.0.9")
     assert (entry["energy_j"], entry["carbon_g"], entry["carbon_unknown_j"]) == (7.0, None, 7.0)
     assert cluster.ledger.report()["nodes_energy_j"] == 9.0
-    assert any("10.0.0.9 is on no grid" in text for text in cluster.warned)
+    assert any("10.0.0.9 has no carbon source" in text for text in cluster.warned)
 
 
 async def test_a_node_that_is_lost_keeps_what_was_metered_and_shows_the_gap():

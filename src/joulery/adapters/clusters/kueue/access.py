@@ -109,9 +109,9 @@ def from_kubeconfig(file: Path, context: str | None = None) -> KubernetesAccess:
     except OSError as error:
         raise CapabilityError(f"cannot read {file}: {error.strerror}", resource=str(file)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("is no YAML", file=str(file), hint="is this a kubeconfig?") from error
+        raise ConfigError("is not YAML", file=str(file), hint="is this a kubeconfig?") from error
     if not isinstance(document, dict):
-        raise ConfigError("is no kubeconfig", file=str(file), expected="clusters, users and contexts")
+        raise ConfigError("is not a kubeconfig", file=str(file), expected="clusters, users and contexts")
     name = context or document.get("current-context")
     chosen = _entry(document, "contexts", name, "context", file)
     cluster = _entry(document, "clusters", chosen.get("cluster"), "cluster", file)
@@ -186,7 +186,7 @@ def _content(section: Mapping[str, Any], name: str, folder: Path) -> bytes | Non
         try:
             return base64.b64decode(str(section[f"{name}-data"]), validate=True)
         except binascii.Error as error:
-            raise ConfigError(f"{name}-data is no base64", file=str(folder)) from error
+            raise ConfigError(f"{name}-data is not base64", file=str(folder)) from error
     if not section.get(name):
         return None
     file = folder / str(section[name])

@@ -191,9 +191,9 @@ def _document(text: str, path: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise DataError(f"the API server's answer to {path} is no JSON: {text[:80]!r}") from error
+        raise DataError(f"the API server's answer to {path} is not JSON: {text[:80]!r}") from error
     if not isinstance(document, dict):
-        raise DataError(f"the API server's answer to {path} is no object: {text[:80]!r}")
+        raise DataError(f"the API server's answer to {path} is not an object: {text[:80]!r}")
     return document
 
 

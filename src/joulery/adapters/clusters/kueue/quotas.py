@@ -31,7 +31,7 @@ def resource_amount(text: object) -> float:
     """
     match = _QUANTITY.fullmatch(str(text).strip())
     if match is None:
-        raise DataError(f"{text!r} is no quantity of Kubernetes")
+        raise DataError(f"{text!r} is not a quantity of Kubernetes")
     return float(match[1] + (match[2] or "")) * _UNITS[match[3] or ""]
 
 

@@ -112,7 +112,7 @@ def _texts(array: Tensor) -> list[Any]:
     try:
         return [element.decode() if isinstance(element, bytes) else str(element) for element in array.tolist()]
     except UnicodeDecodeError as error:
-        raise RequestError(f"input 'text' holds bytes that are no text: {error}", Outcome.INVALID) from error
+        raise RequestError(f"input 'text' holds bytes that are not text: {error}", Outcome.INVALID) from error
 
 
 def _pictures(array: Tensor) -> list[Any]:

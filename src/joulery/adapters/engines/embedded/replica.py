@@ -171,7 +171,7 @@ class WorkerProcess(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except DataError as error:
-            self.kill(f"it wrote what is no answer: {error}")
+            self.kill(f"it wrote an invalid answer: {error}")
             return
         for frame in frames:
             if self._loaded.done():

@@ -155,7 +155,7 @@ def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, 
 def said(application: Mapping[str, Any]) -> str:
     """Ray's message about an application that does not come up."""
     deployments = application.get("deployments", {}).values()
-    return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it does not say why"
+    return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it gives no reason"
 
 
 def aligned(old: Sequence[ReplicaSpec], wanted: Sequence[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:

@@ -263,9 +263,7 @@ class OpenInferenceEngine:
             raise RequestError(f"{service} runs no variant {variant!r} now", Outcome.UNKNOWN)
         under_way = sum(remote.busy for remote in mine)
         if under_way >= self.settings.queue:
-            raise RequestError(
-                f"{service} has {under_way} requests under way, which is all it takes", Outcome.OVERLOADED
-            )
+            raise RequestError(f"{service} has {under_way} running requests, its limit", Outcome.OVERLOADED)
         free = [
             remote
             for remote in mine
@@ -296,7 +294,7 @@ class OpenInferenceEngine:
         try:
             outputs = decoded(reply.headers, reply.content)
         except (DataError, ValueError, KeyError, TypeError) as error:
-            message = f"{remote.place.server} answered what is no answer: {error}"
+            message = f"{remote.place.server} sent an invalid answer: {error}"
             raise RequestError(message, Outcome.FAILED, variant=variant, attempts=attempts) from error
         remote.served += 1
         return InferResponse(
@@ -400,7 +398,7 @@ class OpenInferenceEngine:
             remote.inputs, remote.outputs = specs(content.get("inputs", ())), specs(content.get("outputs", ()))
             remote.platform = str(content.get("platform", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ActuationError(f"{place.server} describes {place.model} as what is no model: {error}") from error
+            raise ActuationError(f"{place.server} describes {place.model} with an invalid model: {error}") from error
         remote.described = True
 
     async def _load(self, remote: _Remote) -> None:
@@ -423,7 +421,7 @@ class OpenInferenceEngine:
             async with asyncio.timeout(self.settings.drain_s):
                 await remote.idle.wait()
         except TimeoutError:
-            remote.last_error = f"requests were under way for more than {self.settings.drain_s:g} s at the end"
+            remote.last_error = f"requests ran for more than {self.settings.drain_s:g} s at the end"
         await self._unload(remote)
 
     async def _unload(self, remote: _Remote) -> None:

@@ -350,7 +350,7 @@ class OpenAiEngine:
             raise self._error(f"sent invalid JSON: {error}", Outcome.CRASHED) from error
         if not isinstance(data, dict):
             raise self._error(
-                f"sent {content[:40].decode('utf-8', 'replace')!r} where a JSON object was due", Outcome.CRASHED
+                f"sent {content[:40].decode('utf-8', 'replace')!r} instead of a JSON object", Outcome.CRASHED
             )
         return data
 

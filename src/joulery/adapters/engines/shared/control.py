@@ -239,7 +239,7 @@ class ControlServer:
     def do_set(self, method: str, *arguments: Any) -> None:
         """``set_mix``, ``set_next_mixes``, ``limit_queue`` or ``prefer_nodes`` of the engine."""
         if method not in ("set_mix", "set_next_mixes", "limit_queue", "prefer_nodes"):
-            raise ActuationError(f"{method} is nothing to set")
+            raise ActuationError(f"there is no setting {method}")
         getattr(self._engine, method)(*arguments)
 
     def do_publish(self, settings: dict[str, Any], charges: dict[str, Any], marks: RecordMarks) -> None:

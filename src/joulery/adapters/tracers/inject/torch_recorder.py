@@ -33,7 +33,7 @@ from joulery.adapters.tracers.inject.unhooked_calls import UnhookedCalls
 RANGE = "QTN:"
 _PATIENCE, _LONG_PATIENCE = 3, 8
 """Calls of a model without a step of an optimizer after which a call counts as a step: where no optimizer is known, and
-where one is (PyTorch 2.1 hides the steps of programs that compile). The first step of an optimizer begins anew."""
+where one is (PyTorch 2.1 hides the steps of programs that compile). The first step of an optimizer starts again."""
 _EVALUATION = 2
 """Calls in a row of a model in evaluation mode, without gradients, after which a training cycle ends early."""
 _FOREIGN_THREAD = b"External init callback must run in same thread"

@@ -37,7 +37,7 @@ def read_vllm_bench(document: Mapping[str, Any], path: Path, given: Given) -> Ll
         e2e_ms = ttft_ms + (output - 1) * tpot_ms
     batch = limit if e2e_ms is None else requests_s * e2e_ms / 1e3
     if batch is None:
-        raise DataError("neither max_concurrency nor mean latencies say how many requests ran", file=str(path))
+        raise DataError("neither max_concurrency nor mean latencies state how many requests ran", file=str(path))
     power_w = positive(document, "avg_power_watts", path)
     point = _point(
         str(model),
@@ -71,7 +71,7 @@ def read_aiperf(document: Mapping[str, Any], path: Path, given: Given) -> LlmRun
     limit = _concurrency(config, path)
     batch = requests_s * latency_ms / 1e3 if requests_s and latency_ms else limit
     if batch is None:
-        raise DataError("neither concurrency nor request_latency says how many requests ran", file=str(path))
+        raise DataError("neither concurrency nor request_latency states how many requests ran", file=str(path))
     power_w, gpus, gpu = _telemetry(document, path)
     point = _point(
         model,

@@ -165,7 +165,7 @@ def hardware(given: Given, gpu: object, num_gpus: object, precision: object, pat
     name = given.gpu or (str(gpu) if gpu else "")
     if not name:
         raise DataError(
-            "the file does not say on which GPU type it was measured",
+            "the file does not name the GPU type it was measured on",
             file=str(path),
             hint="add --gpu NAME (and --num-gpus N, --precision P), or record it: --metadata gpu_model=H100",
         )

@@ -47,7 +47,9 @@ async def limit_power(
     if not site.fleet.power_limits:
         return found
     if site.mode is not Mode.ACT:
-        view.fact("limit", f"mode {site.mode}: what a limit does is only known once it is set; nothing is set")
+        view.fact(
+            "limit", f"mode {site.mode}: the effect of a power limit is known only once it is set; no limit is set"
+        )
         return found
     lease_s = min(config.lease_s for config in site.fleet.power_limits)
     holder = await stack.enter_async_context(held_leases(session.warn, lease_s))

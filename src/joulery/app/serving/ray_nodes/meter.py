@@ -38,7 +38,7 @@ class NodeMeter:
         try:
             opened = open_meters(meter_specs(meters))
             if not opened.meters:
-                raise CapabilityError("no meter answers there", hint="joulery doctor on that node says why")
+                raise CapabilityError("no meter answers there", hint="joulery doctor on that node names the reason")
         except JouleryError as error:
             self._refusal = str(error)
             return

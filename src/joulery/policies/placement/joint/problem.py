@@ -117,7 +117,7 @@ class JointService:
         for each in self.variants:
             if not 0 <= each.accuracy_ratio <= 1:
                 raise ConfigError(
-                    f"service {name}: variant {each.model} says no accuracy",
+                    f"service {name}: variant {each.model} states no accuracy",
                     got=str(each.accuracy_ratio),
                     expected="between 0 and 1, from your own evaluation",
                     hint="with several variants or a floor every variant needs one: accuracy: 76.1 %",

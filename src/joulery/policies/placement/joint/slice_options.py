@@ -263,7 +263,7 @@ def check_slices(request: JointRequest) -> None:
                 raise ConfigError(
                     f"{name}: {table.source} has a single measurement of {model}",
                     expected="at least two batches on one slice",
-                    hint="measure more batches: a single one says nothing of others",
+                    hint="measure more batches: a single one does not predict others",
                 )
 
 

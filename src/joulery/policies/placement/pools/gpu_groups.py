@@ -67,7 +67,7 @@ def parts(options: Mapping[str, Partitions], groups: Mapping[str, Sequence[str]]
         Of each service the ways to cut each of its GPUs.
 
     Raises:
-        InfeasibleError: A shared GPU has no cut with a slice for each.
+        InfeasibleError: A shared GPU has no partition with a slice for each.
     """
     found: dict[str, dict[str, Partitions]] = {name: {} for name in groups}
     held = dict.fromkeys(groups, 0.0)
@@ -100,10 +100,10 @@ def _deal(
         dealt.append(((round(min(total.values()), 9), -len(cut), -index), pieces, total))
     if not dealt:
         raise InfeasibleError(
-            f"{gpu}, which {', '.join(users)} share, has no cut with a slice for each",
+            f"{gpu}, which {', '.join(users)} share, has no partition with a slice for each",
             binding="fleet.devices",
             nearest=max(map(len, partitions)),
-            hint="mode: mig or mode: mps, with a cut or shares for all of them; or fewer services on it",
+            hint="mode: mig or mode: mps, with a partition or shares for all of them; or fewer services on it",
         )
     _, pieces, total = max(dealt, key=lambda one: one[0])
     return {name: tuple(mine) for name, mine in pieces.items()}, {**held, **total}

@@ -144,7 +144,7 @@ def one_gpu(menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge] =
     rows = {row for partition in menu.multisets for row in _assignments(menu.counts(partition), able)}
     if not rows:
         raise InfeasibleError(
-            f"no variant fits a {menu.gpu} however it is cut",
+            f"no variant fits a {menu.gpu} with any partition",
             binding="memory",
             hint="serve a smaller variant",
         )

@@ -113,9 +113,7 @@ class NodeLedger:
                 account.asleep_s += passed_s
             elif answers and address not in answers:
                 account.refusal = "it is not in the cluster"
-                self._warn(
-                    f"node {account.name} ({address}) is not in the Ray cluster: it serves and is metered no more"
-                )
+                self._warn(f"node {account.name} ({address}) is not in the Ray cluster: it is no longer metered")
 
     def _book(self, answers: Answers, at_s: float) -> None:
         """Book what the meters have counted since the last look, at the intensities of a time."""
@@ -138,8 +136,8 @@ class NodeLedger:
         """A node that the site file does not name."""
         found = self._accounts[address] = _Account(address, address, None)
         self._warn(
-            f"node {address} is on no grid: its joules are counted and its grams are not; list it, with its carbon, "
-            "under serving.engine.nodes"
+            f"node {address} has no carbon source: its joules are counted, its grams are not; list it, "
+            "with its carbon, under serving.engine.nodes"
         )
         return found
 

@@ -172,7 +172,7 @@ class SleepingNodes:
         if late:
             raise ActuationError(
                 f"{', '.join(late)} did not come back to the cluster within {took_s:.0f} s",
-                hint="the command under wake has to start Ray on the node too; wakes_in says how long it may take",
+                hint="the command under wake has to start Ray on the node too; wakes_in states how long it may take",
             )
         if away:
             await self._world.pause(_LOOK_S)

@@ -8,7 +8,7 @@ import numpy as np
 
 from joulery.accounting.operations.align import canonical
 from joulery.accounting.operations.session import is_accelerator
-from joulery.accounting.steps import PowerSteps, power_steps
+from joulery.accounting.steps import NS_PER_S, PowerSteps, energy_by_bin, power_steps
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import PowerTrace
 from joulery.domain.format import duration, si
@@ -60,15 +60,17 @@ def _busiest(trace: EventTrace) -> str:
 
 
 def _line(meters: list[PowerSteps], window_ns: tuple[int, int], scale: float) -> tuple[float, Html | None]:
-    """Highest power, and the line; mean power of each of so many equal bins."""
-    if not meters:
+    """Highest mean power of a bin, and the line of the mean power of equally long bins: it leaves no burst out."""
+    count = min(_POINTS, window_ns[1] - window_ns[0])
+    if not meters or count < 1:
         return 0.0, None
-    grid = np.linspace(window_ns[0], window_ns[1], _POINTS + 1)[:-1].astype(np.int64)
-    values: FloatArray = np.sum([np.nan_to_num(steps.at(grid)) for steps in meters], axis=0)
+    bins = np.linspace(window_ns[0], window_ns[1], count + 1).astype(np.int64)
+    energy_j: FloatArray = np.sum([energy_by_bin(steps, bins)[0] for steps in meters], axis=0)
+    values = energy_j / (np.diff(bins) / NS_PER_S)
     most = float(values.max(initial=0.0))
     if not most > 0:
         return 0.0, None
-    x = _LEFT + (grid - window_ns[0]) * scale
+    x = _LEFT + (bins[:-1] - window_ns[0]) * scale
     y = _HEIGHT - 10 - values / most * (_HEIGHT - 22)
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
     return most, tag("polyline", points=points, class_="power-line")
