@@ -16,7 +16,7 @@ from reproduce.product import EXAMPLES, joulery_json
 
 
 @click.command("muserve")
-@click.option("--requests", metavar="FILE", help="Parquet log of the released lengths (made-up lengths without it).")
+@click.option("--requests", metavar="FILE", help="Parquet log of the released lengths (generated lengths without it).")
 @click.option("--seeds", type=click.IntRange(1, 100), default=6, help="Seeds of the request orders (6).")
 @json_option
 def command(requests: str | None, seeds: int, as_json: bool) -> None:

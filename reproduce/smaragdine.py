@@ -117,7 +117,7 @@ def _at(node: Node, path: str) -> Node:
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @json_option
 def command(run: Path | None, as_json: bool) -> int:
-    """RangeCheck the shares that the paper gives for BERT-base in RUN, a traced run of examples/anatomy/pretrain.py.
+    """Check the shares that the paper gives for BERT-base in RUN, a traced run of examples/anatomy/pretrain.py.
 
     Without RUN, measure one now: three training steps on this machine (needs torch and transformers; some minutes).
     Exits with 1 if a share is outside its range.
