@@ -1,4 +1,4 @@
-"""The product's own commands, run in this process."""
+"""Runs joulery's commands in this process and reads their JSON output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def joulery_json(*arguments: str) -> dict[str, Any]:
-    """What ``joulery ARGUMENTS --json`` prints.
+    """Run ``joulery ARGUMENTS --json`` and return the JSON object that it prints.
 
     Raises:
-        DataError: The command fails; its own message is on standard error.
+        DataError: The command printed nothing; its own message is on standard error.
     """
     printed = io.StringIO()
     with redirect_stdout(printed):

@@ -57,7 +57,7 @@ def _listen(path: Path) -> socket.socket:
     """A Unix socket for this user alone; it replaces a stale one.
 
     Raises:
-        ConfigError: Another process listens there, it is no socket, or it cannot be made.
+        ConfigError: Another process listens there, the path is not a socket, or it cannot be made.
     """
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError("there is a file of that name", pointer="--socket", got=str(path), expected="a free name")
